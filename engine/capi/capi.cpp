@@ -1,0 +1,340 @@
+// The C ABI (include/kdtree.h) over the runtime. extern "C" lives in this folder and nowhere else.
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "base/stage.h"
+#include "capi/bundled.h"
+#include "capi/guard.h"
+#include "cpu/cpu_ops.h"
+#include "include/kdtree.h"
+#include "runtime/engine.h"
+
+using kdt::Status;
+using kdt::check_argument;
+using kdt::capi::copy_options;
+using kdt::capi::guarded;
+using kdt::capi::hand_out;
+
+struct kdt_engine {
+  std::unique_ptr<kdt::Engine> engine;
+};
+
+// Keeps what it needs of the engine alive by itself: handles may be destroyed in any order.
+struct kdt_request {
+  std::shared_ptr<kdt::Request> request;
+  std::vector<int64_t> accepted_by_depth;   // borrowed by kdt_result
+  std::string error;
+};
+
+namespace kdt::capi {
+
+std::string& last_error() {
+  thread_local std::string message;
+  return message;
+}
+
+namespace {
+
+Engine& engine_of(kdt_engine* handle) {
+  check_argument(handle != nullptr && handle->engine != nullptr, "engine", "NULL", "an engine");
+  return *handle->engine;
+}
+
+Request& request_of(kdt_request* handle) {
+  check_argument(handle != nullptr && handle->request != nullptr, "request", "NULL", "a request");
+  return *handle->request;
+}
+
+int64_t in_range(const char* field, int64_t value, int64_t least, int64_t most) {
+  check_argument(value >= least && value <= most, field, std::to_string(value),
+                 std::to_string(least) + " to " + std::to_string(most));
+  return value;
+}
+
+double real_in_range(const char* field, double value, double least, double most, bool open_below = false) {
+  const bool good = std::isfinite(value) && (open_below ? value > least : value >= least) && value <= most;
+  const auto text = [](double v) {
+    std::string s = std::to_string(v);
+    while (s.find('.') != std::string::npos && (s.back() == '0' || s.back() == '.')) {
+      const bool point = s.back() == '.';
+      s.pop_back();
+      if (point) break;
+    }
+    return s;
+  };
+  check_argument(good, field, text(value),
+                 (open_below ? "more than " : "at least ") + text(least) + " and at most " + text(most));
+  return value;
+}
+
+std::optional<ToolFormat> tool_format(const char* name) {
+  const std::string_view format = name ? name : "auto";
+  if (format == "auto") return std::nullopt;
+  if (format == "json") return ToolFormat::json;
+  if (format == "typescript") return ToolFormat::typescript;
+  fail(Status::invalid_argument, "chat_format", format, "auto, json or typescript");
+}
+
+std::unique_ptr<Engine> create(const kdt_engine_options& o) {
+  EngineOptions options;
+  if (o.model_path) {
+    options.model_path = o.model_path;
+    options.draft_path = o.draft_path ? o.draft_path : "";
+  } else {
+    const BundledPaths bundled = bundled_paths();
+    options.model_path = bundled.model;
+    options.draft_path = o.draft_path ? o.draft_path : bundled.draft;
+    options.bundled = true;
+  }
+  options.max_context = in_range("max_context", o.max_context, 0, INT32_MAX);
+  options.prefill_chunk = o.prefill_chunk == 0 ? 512 : in_range("prefill_chunk", o.prefill_chunk, 1, 4096);
+  options.max_budget = o.max_budget == 0 ? 1024 : in_range("max_budget", o.max_budget, 1, 1024);
+  options.tool_format = tool_format(o.chat_format);
+  const auto threads = static_cast<int>(in_range("threads", o.threads, 0, 256));
+  const std::string target = o.cpu_target ? o.cpu_target : "";
+  return std::make_unique<Engine>(options, [&] { return make_cpu_ops(threads, target); });
+}
+
+RequestSettings settings_of(const kdt_request_options& o) {
+  RequestSettings s;
+  in_range("n_prompt", o.n_prompt, 1, INT32_MAX);
+  check_argument(o.prompt != nullptr, "prompt", "NULL", "token ids");
+  s.prompt.assign(o.prompt, o.prompt + o.n_prompt);
+  s.max_tokens = in_range("max_tokens", o.max_tokens, 1, INT32_MAX);
+  s.sampling.temperature = real_in_range("temperature", o.temperature, 0.0, 100.0);
+  s.sampling.top_p = real_in_range("top_p", o.top_p, 0.0, 1.0, true);
+  s.sampling.min_p = real_in_range("min_p", o.min_p, 0.0, 1.0);
+  s.sampling.top_k = static_cast<int32_t>(in_range("top_k", o.top_k, 0, INT32_MAX));
+  if (o.has_seed) {
+    s.sampling.seed = o.seed;
+  } else {
+    std::random_device random;
+    s.sampling.seed = (static_cast<uint64_t>(random()) << 32) | random();
+  }
+  s.speculate = static_cast<Speculate>(in_range("speculate", o.speculate, KDT_SPECULATE_AUTO, KDT_SPECULATE_TREE));
+  s.budget = in_range("budget", o.budget, 0, 1024);
+  s.spine = o.spine != 0;
+  s.ignore_eos = o.ignore_eos != 0;
+  s.ranking = static_cast<Ranking>(in_range("ranking", o.ranking, KDT_RANKING_AUTO, KDT_RANKING_NOISE));
+  return s;
+}
+
+}  // namespace
+}  // namespace kdt::capi
+
+namespace capi = kdt::capi;
+
+extern "C" {
+
+int32_t kdt_abi_version(void) { return KDT_ABI_VERSION; }
+
+const char* kdt_version(void) { return KDT_VERSION; }
+
+const char* kdt_status_name(kdt_status status) {
+  switch (status) {
+    case KDT_OK: return "KDT_OK";
+    case KDT_ERR_INVALID_ARGUMENT: return "KDT_ERR_INVALID_ARGUMENT";
+    case KDT_ERR_BAD_FILE: return "KDT_ERR_BAD_FILE";
+    case KDT_ERR_IO: return "KDT_ERR_IO";
+    case KDT_ERR_OUT_OF_MEMORY: return "KDT_ERR_OUT_OF_MEMORY";
+    case KDT_ERR_CONTEXT_LENGTH: return "KDT_ERR_CONTEXT_LENGTH";
+    case KDT_ERR_UNSUPPORTED: return "KDT_ERR_UNSUPPORTED";
+    case KDT_ERR_CANCELLED: return "KDT_ERR_CANCELLED";
+    case KDT_ERR_TIMEOUT: return "KDT_ERR_TIMEOUT";
+    case KDT_ERR_BUFFER_TOO_SMALL: return "KDT_ERR_BUFFER_TOO_SMALL";
+    case KDT_ERR_ENGINE_FAILED: return "KDT_ERR_ENGINE_FAILED";
+    case KDT_ERR_INTERNAL: return "KDT_ERR_INTERNAL";
+    default: return "KDT_ERR_UNKNOWN";
+  }
+}
+
+const char* kdt_last_error(void) { return capi::last_error().c_str(); }
+
+kdt_status kdt_engine_options_init(kdt_engine_options* options, uint32_t struct_size) {
+  return guarded([&] {
+    check_argument(options != nullptr, "options", "NULL", "a struct");
+    check_argument(struct_size >= sizeof(uint32_t) && struct_size <= 4096, "struct_size", std::to_string(struct_size),
+                   "sizeof(kdt_engine_options)");
+    std::memset(options, 0, struct_size);
+    options->struct_size = struct_size;
+  });
+}
+
+kdt_status kdt_engine_create(const kdt_engine_options* options, kdt_engine** out) {
+  return guarded([&] {
+    check_argument(out != nullptr, "out", "NULL", "a place for the engine");
+    *out = nullptr;
+    kdt_engine_options known{};
+    copy_options(options, known);
+    auto handle = std::make_unique<kdt_engine>();
+    handle->engine = capi::create(known);
+    *out = handle.release();
+  });
+}
+
+void kdt_engine_destroy(kdt_engine* engine) { delete engine; }
+
+const char* kdt_engine_info_json(kdt_engine* engine) {
+  return engine && engine->engine ? engine->engine->info_json().c_str() : "{}";
+}
+
+const char* kdt_cpu_targets(void) {
+  static const std::string names = [] {
+    std::string joined;
+    for (const std::string& name : kdt::cpu_targets()) joined += (joined.empty() ? "" : " ") + name;
+    return joined;
+  }();
+  return names.c_str();
+}
+
+kdt_status kdt_engine_figures(kdt_engine* engine, const char** names, double* values, int64_t capacity, int64_t* n) {
+  return guarded([&] {
+    const auto figures = capi::engine_of(engine).figures();
+    std::vector<const char*> all_names;
+    std::vector<double> all_values;
+    for (const kdt::Figure& figure : figures) {
+      all_names.push_back(figure.name);
+      all_values.push_back(figure.value);
+    }
+    hand_out(all_names.data(), all_names.size(), names, capacity, n);
+    hand_out(all_values.data(), all_values.size(), values, capacity, n);
+  });
+}
+
+kdt_status kdt_tokenize(kdt_engine* engine, const char* text, int64_t text_bytes, int32_t* ids, int64_t capacity, int64_t* n) {
+  return guarded([&] {
+    check_argument(text != nullptr || text_bytes == 0, "text", "NULL", "UTF-8 text");
+    capi::in_range("text_bytes", text_bytes, 0, int64_t{1} << 40);
+    const auto tokens = capi::engine_of(engine).tokenizer().encode({text, static_cast<size_t>(text_bytes)});
+    hand_out(tokens.data(), tokens.size(), ids, capacity, n);
+  });
+}
+
+kdt_status kdt_detokenize(kdt_engine* engine, const int32_t* ids, int64_t n_ids, char* bytes, int64_t capacity, int64_t* n) {
+  return guarded([&] {
+    check_argument(ids != nullptr || n_ids == 0, "ids", "NULL", "token ids");
+    capi::in_range("n_ids", n_ids, 0, int64_t{1} << 40);
+    const std::string text = capi::engine_of(engine).tokenizer().decode({ids, static_cast<size_t>(n_ids)});
+    hand_out(text.data(), text.size(), bytes, capacity, n);
+  });
+}
+
+kdt_status kdt_chat_encode(kdt_engine* engine, const char* messages_json, const char* tools_json, int32_t thinking,
+                           int32_t* ids, int64_t capacity, int64_t* n) {
+  return guarded([&] {
+    check_argument(messages_json != nullptr, "messages", "NULL", "a JSON array of messages");
+    capi::in_range("thinking", thinking, KDT_THINKING_DEFAULT, KDT_THINKING_ON);
+    const auto tokens = capi::engine_of(engine).encode_chat(
+        messages_json, tools_json ? tools_json : "",
+        thinking == KDT_THINKING_DEFAULT ? std::nullopt : std::optional<bool>(thinking == KDT_THINKING_ON));
+    hand_out(tokens.data(), tokens.size(), ids, capacity, n);
+  });
+}
+
+kdt_status kdt_request_options_init(kdt_request_options* options, uint32_t struct_size) {
+  return guarded([&] {
+    check_argument(options != nullptr, "options", "NULL", "a struct");
+    check_argument(struct_size >= sizeof(uint32_t) && struct_size <= 4096, "struct_size", std::to_string(struct_size),
+                   "sizeof(kdt_request_options)");
+    kdt_request_options defaults{};
+    defaults.max_tokens = 128;
+    defaults.top_p = 1;
+    std::memset(options, 0, struct_size);
+    std::memcpy(options, &defaults, std::min<size_t>(struct_size, sizeof defaults));
+    options->struct_size = struct_size;
+  });
+}
+
+kdt_status kdt_request_submit(kdt_engine* engine, const kdt_request_options* options, kdt_request** out) {
+  return guarded([&] {
+    check_argument(out != nullptr, "out", "NULL", "a place for the request");
+    *out = nullptr;
+    kdt_request_options known{};
+    known.max_tokens = 128;
+    known.top_p = 1;
+    copy_options(options, known);
+    auto handle = std::make_unique<kdt_request>();
+    handle->request = capi::engine_of(engine).submit(capi::settings_of(known));
+    *out = handle.release();
+  });
+}
+
+kdt_status kdt_request_next(kdt_request* request, kdt_event* events, int64_t capacity, int64_t* n, int32_t timeout_ms) {
+  return guarded([&] {
+    check_argument(n != nullptr, "n", "NULL", "a place for the count");
+    *n = 0;
+    check_argument(events != nullptr, "events", "NULL", "an array of events");
+    capi::in_range("capacity", capacity, 1, int64_t{1} << 30);
+    capi::in_range("timeout_ms", timeout_ms, -1, INT32_MAX);
+    for (const kdt::Event& event : capi::request_of(request).next(static_cast<size_t>(capacity), timeout_ms))
+      events[(*n)++] = {event.finished ? KDT_EVENT_FINISHED : KDT_EVENT_TOKEN, event.token, event.text.c_str(),
+                        static_cast<int64_t>(event.text.size())};
+  });
+}
+
+kdt_status kdt_request_cancel(kdt_request* request) {
+  return guarded([&] { capi::request_of(request).cancel(); });
+}
+
+void kdt_request_destroy(kdt_request* request) {
+  if (request && request->request) request->request->cancel();
+  delete request;
+}
+
+kdt_status kdt_request_result(kdt_request* request, kdt_result* result) {
+  return guarded([&] {
+    check_argument(result != nullptr, "result", "NULL", "a struct");
+    const kdt::Request& r = capi::request_of(request);
+    const kdt::Result from = r.result();
+    request->accepted_by_depth = from.accepted_by_depth;
+    request->error = from.error;
+    kdt_result known{};
+    known.struct_size = result->struct_size;
+    known.finish_reason = static_cast<int32_t>(from.finish);
+    known.prompt_tokens = from.prompt_tokens;
+    known.generated_tokens = from.generated_tokens;
+    known.rounds = from.rounds;
+    known.drafted_rounds = from.drafted_rounds;
+    known.draft_nodes = from.draft_nodes;
+    const auto rounds = static_cast<double>(from.rounds);
+    known.tokens_per_round = from.rounds > 0 ? static_cast<double>(from.committed) / rounds : 0;
+    // The first token is prefill's: what decoding yielded is the rest.
+    if (from.decode_seconds > 0)
+      known.tokens_per_second = static_cast<double>(from.generated_tokens - 1) / from.decode_seconds;
+    known.first_token_ms = from.first_token_seconds * 1e3;
+    known.seed = r.settings().sampling.seed;
+    known.n_depths = static_cast<int64_t>(from.accepted_by_depth.size());
+    known.accepted_by_depth = request->accepted_by_depth.data();
+    for (size_t i = 0; i < kdt::kStages; ++i) known.timings_ms[i] = from.time.seconds[i] * 1e3;
+    known.error = request->error.c_str();
+    check_argument(result->struct_size >= sizeof(uint32_t), "struct_size", std::to_string(result->struct_size),
+                   "sizeof(kdt_result)");
+    std::memcpy(result, &known, std::min<size_t>(result->struct_size, sizeof known));
+  });
+}
+
+const char* kdt_finish_name(int32_t finish_reason) {
+  return finish_reason >= KDT_FINISH_NONE && finish_reason <= KDT_FINISH_ERROR
+             ? kdt::finish_name(static_cast<kdt::Finish>(finish_reason))
+             : "unknown";
+}
+
+const char* kdt_stage_name(int32_t stage) {
+  return stage >= 0 && stage < KDT_N_STAGES ? kdt::kStageNames[static_cast<size_t>(stage)] : "unknown";
+}
+
+kdt_status kdt_engine_score(kdt_engine* engine, const int32_t* ids, int64_t n_ids, float* logits, int64_t capacity, int64_t* n) {
+  return guarded([&] {
+    check_argument(n != nullptr, "n", "NULL", "a place for the count");
+    check_argument(ids != nullptr, "ids", "NULL", "token ids");
+    capi::in_range("n_ids", n_ids, 1, INT32_MAX);
+    *n = n_ids * capi::engine_of(engine).vocab_size();
+    if (*n > capacity) kdt::fail(Status::buffer_too_small, "capacity", std::to_string(capacity), "at least " + std::to_string(*n));
+    check_argument(logits != nullptr, "logits", "NULL", "float [n_ids, vocab]");
+    capi::engine_of(engine).score({ids, static_cast<size_t>(n_ids)}, logits);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,126 @@
+#include "checkpoint/checkpoint.h"
+
+#include <filesystem>
+
+#include "base/error.h"
+#include "checkpoint/json_fields.h"
+
+namespace kdt {
+namespace {
+
+constexpr size_t kMaxIndexBytes = 100'000'000;
+constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kSingleName = "model.safetensors";
+
+using WeightMap = std::map<std::string, std::string, std::less<>>;  // tensor -> file name in the directory
+
+// A name that stays in the directory: an index may come from anywhere.
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name.find('/') == std::string::npos && name.find('\\') == std::string::npos &&
+         name.find('\0') == std::string::npos && name != "." && name.find("..") == std::string::npos;
+}
+
+WeightMap read_index(const std::string& path) {
+  const auto json = parse_json_object(read_text_file(path, kMaxIndexBytes), path);
+  const Fields weight_map = Fields(json, path).object("weight_map");
+  WeightMap out;
+  for (const std::string& tensor : weight_map.keys()) {
+    const std::string file = weight_map.text(tensor);
+    if (!is_plain_name(file)) {
+      weight_map.refuse(Status::bad_file, tensor, "the plain name of a file in the same directory");
+    }
+    out[tensor] = file;
+  }
+  if (out.empty()) fail(Status::bad_file, path + ": weight_map", "empty", "tensors and their files");
+  return out;
+}
+
+bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
+
+std::string spelled(DType dtype, const std::vector<int64_t>& shape) {
+  std::string out = std::string(dtype_name(dtype)) + " [";
+  for (size_t i = 0; i < shape.size(); ++i) out += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return out + "]";
+}
+
+}  // namespace
+
+Checkpoint Checkpoint::open(const std::string& directory) { return open_with_prefix(directory, "language_model."); }
+
+Checkpoint Checkpoint::open_draft(const std::string& directory) { return open_with_prefix(directory, "model."); }
+
+Checkpoint Checkpoint::open_with_prefix(const std::string& directory, std::string_view optional_prefix) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(directory, error)) {
+    fail(Status::io, directory, "no such directory", "a checkpoint directory");
+  }
+  Checkpoint out;
+  out.directory_ = directory;
+  const std::string index = directory + "/" + kIndexName;
+  const bool indexed = file_exists(index);
+  const WeightMap weight_map = indexed ? read_index(index) : WeightMap{};
+  if (!indexed && !file_exists(directory + "/" + kSingleName)) {
+    fail(Status::io, directory, "no weights", std::string(kIndexName) + " or " + kSingleName + " in it");
+  }
+
+  std::map<std::string, size_t> numbers;  // file name -> its place in files_
+  if (!indexed) numbers[kSingleName] = 0;
+  for (const auto& [tensor, file] : weight_map) numbers[file] = 0;
+  for (auto& [file, number] : numbers) {
+    number = out.files_.size();
+    const std::string path = directory + "/" + file;
+    if (indexed && !file_exists(path)) {
+      fail(Status::io, path, "no such file", std::string("the file that ") + kIndexName + " names");
+    }
+    out.files_.push_back(SafetensorsFile::open(path));
+  }
+  for (const auto& [tensor, file] : weight_map) {
+    if (out.files_[numbers[file]].tensors().count(tensor) == 0) {
+      fail(Status::bad_file, directory + "/" + file + ": " + tensor, "absent",
+           std::string("the tensor, as ") + kIndexName + " says");
+    }
+  }
+
+  for (const SafetensorsFile& file : out.files_) {
+    for (const auto& [full_name, view] : file.tensors()) {
+      std::string_view name = full_name;
+      if (starts_with(name, optional_prefix)) name.remove_prefix(optional_prefix.size());
+      if (starts_with(name, "vision_tower.") || starts_with(name, "mm_projector.")) {
+        ++out.skipped_;
+        continue;
+      }
+      const auto [place, is_new] = out.by_name_.try_emplace(std::string(name), &view);
+      if (!is_new) {
+        fail(Status::bad_file, view.file + ": " + full_name, "duplicate",
+             "one tensor of that name; another is in " + place->second->file);
+      }
+    }
+  }
+  return out;
+}
+
+bool Checkpoint::has(std::string_view name) const { return by_name_.find(name) != by_name_.end(); }
+
+const TensorView& Checkpoint::require(std::string_view name, DType dtype, const std::vector<int64_t>& shape) const {
+  const std::string expected = "a tensor of " + spelled(dtype, shape);
+  const auto it = by_name_.find(name);
+  if (it == by_name_.end()) fail(Status::bad_file, directory_ + ": " + std::string(name), "absent", expected);
+  const TensorView& view = *it->second;
+  if (view.dtype != dtype || view.shape != shape) {
+    fail(Status::bad_file, view.file + ": " + view.name, spelled(view.dtype, view.shape), expected);
+  }
+  return view;
+}
+
+// A view of another file is no business of a file's release, so each is asked: a few pointer comparisons.
+void Checkpoint::release(const TensorView& tensor) const {
+  for (const SafetensorsFile& file : files_) file.release(tensor);
+}
+
+size_t Checkpoint::bytes() const {
+  size_t total = 0;
+  for (const auto& [name, view] : by_name_) total += view->bytes;
+  return total;
+}
+
+}  // namespace kdt

@@ -1,0 +1,153 @@
+// Attention of a few queries over tiles of 64 keys, folded one after the other into a running softmax.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/attention_kernels.cpp"
+#include <hwy/foreach_target.h>  // must come before highway.h
+#include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "cpu/kernels.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kdt::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F = hn::CappedTag<float, 16>;
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(F()));
+constexpr int kBlock = 16;                   // keys, or value columns, whose sums stay in registers
+constexpr int kVectors = kBlock / kLanes;
+constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+
+// Each score is one sequential sum over d, wherever the key lies: a page, or the side tile of a draft node's ancestors.
+template <int Q>
+void scores(const float* q, int64_t q_stride, int64_t dk, const float* keys, int64_t key_stride, int64_t n, float scale,
+            float* s, int64_t s_stride) {
+  const F f;
+  const auto factor = hn::Set(f, scale);
+  for (int64_t t = 0; t < n; t += kBlock) {
+    hn::Vec<F> sum[Q][kVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < Q; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::Zero(f);
+    for (int64_t d = 0; d < dk; ++d) {
+      const float* key = keys + d * key_stride + t;
+      hn::Vec<F> k[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) k[v] = hn::LoadU(f, key + v * kLanes);
+#pragma GCC unroll 4
+      for (int i = 0; i < Q; ++i) {
+        const auto a = hn::Set(f, q[i * q_stride + d]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::MulAdd(a, k[v], sum[i][v]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < Q; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) hn::StoreU(hn::Mul(sum[i][v], factor), f, s + i * s_stride + t + v * kLanes);
+  }
+}
+
+// Turns the scores of one query into weights exp(s - m), updates m and l, and returns what o has to be multiplied by.
+float softmax_tile(float* s, int64_t lo, int64_t hi, float& m, float& l) {
+  const F f;
+  std::fill(s, s + lo, kMinusInf);
+  std::fill(s + hi, s + kPageTokens, kMinusInf);
+  auto most = hn::Set(f, kMinusInf);
+  for (int64_t t = 0; t < kPageTokens; t += kLanes) most = hn::Max(most, hn::Load(f, s + t));
+  const float new_m = std::max(m, hn::GetLane(hn::MaxOfLanes(f, most)));
+  const auto base = hn::Set(f, new_m);
+  auto sum = hn::Zero(f);
+  for (int64_t t = 0; t < kPageTokens; t += kLanes) {
+    const auto p = hn::Exp(f, hn::Sub(hn::Load(f, s + t), base));   // 0 for -inf
+    hn::Store(p, f, s + t);
+    sum = hn::Add(sum, p);
+  }
+  const float keep = m == kMinusInf ? 0.0f : hn::GetLane(hn::Exp(f, hn::Set(f, m - new_m)));
+  m = new_m;
+  l = l * keep + hn::GetLane(hn::SumOfLanes(f, sum));
+  return keep;
+}
+
+template <int Q>
+void fold(float* s, const int64_t* lo, const int64_t* hi, const float* const* v, int64_t dv, const AttentionState& state) {
+  const F f;
+  float keep[Q];
+  int64_t first = kPageTokens, last = 0;
+  for (int i = 0; i < Q; ++i) {
+    if (lo[i] >= hi[i]) {   // nothing of this tile is seen: the state stays as it is
+      std::fill(s + i * kPageTokens, s + (i + 1) * kPageTokens, 0.0f);
+      keep[i] = 1.0f;
+      continue;
+    }
+    keep[i] = softmax_tile(s + i * kPageTokens, lo[i], hi[i], state.m[i], state.l[i]);
+    first = std::min(first, lo[i]);
+    last = std::max(last, hi[i]);
+  }
+  for (int64_t d = 0; d < dv; d += kBlock) {
+    hn::Vec<F> sum[Q][kVectors];
+#pragma GCC unroll 4
+    for (int i = 0; i < Q; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j)
+        sum[i][j] = hn::Mul(hn::Load(f, state.o + i * dv + d + j * kLanes), hn::Set(f, keep[i]));
+    for (int64_t t = first; t < last; ++t) {
+      hn::Vec<F> value[kVectors];
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) value[j] = hn::LoadU(f, v[t] + d + j * kLanes);
+#pragma GCC unroll 4
+      for (int i = 0; i < Q; ++i) {
+        const auto p = hn::Set(f, s[i * kPageTokens + t]);
+#pragma GCC unroll 4
+        for (int j = 0; j < kVectors; ++j) sum[i][j] = hn::MulAdd(p, value[j], sum[i][j]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < Q; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) hn::Store(sum[i][j], f, state.o + i * dv + d + j * kLanes);
+  }
+}
+
+void attention_scores_impl(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* keys,
+                           int64_t key_stride, int64_t n, float scale, float* s, int64_t s_stride) {
+  switch (n_queries) {
+    case 1: return scores<1>(q, q_stride, dk, keys, key_stride, n, scale, s, s_stride);
+    case 2: return scores<2>(q, q_stride, dk, keys, key_stride, n, scale, s, s_stride);
+    case 3: return scores<3>(q, q_stride, dk, keys, key_stride, n, scale, s, s_stride);
+    default: return scores<4>(q, q_stride, dk, keys, key_stride, n, scale, s, s_stride);
+  }
+}
+
+void attention_fold_impl(float* s, int64_t n_queries, const int64_t* lo, const int64_t* hi, const float* const* v,
+                         int64_t dv, const AttentionState& state) {
+  switch (n_queries) {
+    case 1: return fold<1>(s, lo, hi, v, dv, state);
+    case 2: return fold<2>(s, lo, hi, v, dv, state);
+    case 3: return fold<3>(s, lo, hi, v, dv, state);
+    default: return fold<4>(s, lo, hi, v, dv, state);
+  }
+}
+
+}  // namespace kdt::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kdt::cpu {
+HWY_EXPORT(attention_scores_impl);
+HWY_EXPORT(attention_fold_impl);
+
+void attention_scores(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* keys,
+                      int64_t key_stride, int64_t n, float scale, float* s, int64_t s_stride) {
+  HWY_DYNAMIC_DISPATCH(attention_scores_impl)(q, q_stride, n_queries, dk, keys, key_stride, n, scale, s, s_stride);
+}
+void attention_fold(float* s, int64_t n_queries, const int64_t* lo, const int64_t* hi, const float* const* v, int64_t dv,
+                    const AttentionState& state) {
+  HWY_DYNAMIC_DISPATCH(attention_fold_impl)(s, n_queries, lo, hi, v, dv, state);
+}
+
+}  // namespace kdt::cpu
+#endif

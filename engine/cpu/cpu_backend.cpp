@@ -1,0 +1,206 @@
+#include "cpu/cpu_backend.h"
+
+#include <sys/mman.h>
+
+#include <hwy/targets.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+#include "checkpoint/cpu_packing.h"
+#include "cpu/cpu_ops.h"
+#include "cpu/kernels.h"
+#include "spec/accept.h"
+#include "spec/tree_build.h"
+
+namespace kdt {
+namespace cpu {
+namespace {
+
+// Rows from which a cheap row-wise operation is worth waking the other threads for.
+constexpr int64_t kForkRows = 16;
+constexpr size_t kSlabBytes = 64 << 20;
+
+void unmap(void* data, size_t bytes) { munmap(data, bytes); }
+
+template <class T>
+RowSet<T> row_set(T* base, const RowLayout& rows, int64_t width) {
+  return {base, rows.stride > 0 ? rows.stride : width, rows.index};
+}
+
+const float* floats(const Act* x) { return static_cast<const float*>(x); }
+float* floats(Act* x) { return static_cast<float*>(x); }
+
+}  // namespace
+
+CpuOps::CpuOps(int threads) : pool_(threads) {
+  instruction_set_ = hwy::TargetName(hwy::SupportedAndGeneratedTargets().front());   // the chosen one
+  for (int t = 0; t < pool_.size(); ++t) scratch_.push_back(allocate(kScratchBytes));
+}
+
+Buffer CpuOps::allocate(size_t bytes) {
+  const size_t size = std::max<size_t>(bytes, 1);
+  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED)
+    throw Error(Status::out_of_memory, "memory", std::to_string(size) + " bytes", "that much address space to be free");
+  return Buffer(data, size, unmap);
+}
+
+void CpuOps::copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) {
+  std::memcpy(to.as<std::byte>() + offset, from, bytes);
+}
+
+void CpuOps::copy_out(const Buffer& from, size_t offset, void* to, size_t bytes) {
+  std::memcpy(to, from.as<std::byte>() + offset, bytes);
+}
+
+// Weights are cut from slabs: a mapping a tensor would exceed the kernel's limit on a model of this family.
+uint32_t* CpuOps::weight_words(size_t bytes) {
+  const size_t size = static_cast<size_t>(round_up(static_cast<int64_t>(bytes), 64));
+  if (slabs_.empty() || slab_used_ + size > slabs_.back().bytes()) {
+    slabs_.push_back(allocate(std::max(size, kSlabBytes)));
+    slab_used_ = 0;
+  }
+  auto* words = reinterpret_cast<uint32_t*>(slabs_.back().as<std::byte>() + slab_used_);
+  slab_used_ += size;
+  weight_bytes_ += bytes;
+  return words;
+}
+
+const void* CpuOps::upload_raw(const std::byte* source, size_t bytes) {
+  uint32_t* to = weight_words(bytes);
+  std::memcpy(to, source, bytes);
+  return to;
+}
+
+Matrix CpuOps::upload_matrix(std::span<const MatrixSource> stacked) {
+  int64_t n_out = 0;
+  const int64_t n_in = stacked.front().n_in;
+  for (const auto& source : stacked) n_out += source.n_out;
+  uint32_t* panels = weight_words(static_cast<size_t>(n_panels(n_out) * bf16_panel_words(n_in)) * 4);
+  int64_t row = 0;
+  for (const auto& source : stacked) {
+    pack_bf16(source.bf16, source.n_out, n_in, source.row_stride > 0 ? source.row_stride : n_in, row, panels);
+    row += source.n_out;
+  }
+  return {panels, nullptr, n_out, n_in, 0};
+}
+
+// The rows of `up` begin a panel of their own, so that one thread has a gate and its up in the same columns.
+Matrix CpuOps::upload_gate_up(const MatrixSource& gate, const MatrixSource& up) {
+  const int64_t first_up = n_panels(gate.n_out) * kPanelRows;
+  uint32_t* panels = weight_words(static_cast<size_t>(2 * n_panels(gate.n_out) * bf16_panel_words(gate.n_in)) * 4);
+  pack_bf16(gate.bf16, gate.n_out, gate.n_in, gate.n_in, 0, panels);
+  pack_bf16(up.bf16, up.n_out, up.n_in, up.n_in, first_up, panels);
+  return {panels, nullptr, gate.n_out + up.n_out, gate.n_in, 0};
+}
+
+Matrix CpuOps::upload_int4(const Int4Source& source, int64_t group) {
+  const int64_t n = n_panels(source.n_out);
+  uint32_t* panels = weight_words(static_cast<size_t>(n * int4_panel_words(source.n_in)) * 4);
+  auto* scales = reinterpret_cast<bf16*>(weight_words(static_cast<size_t>(n * int4_panel_scales(source.n_in, group)) * 2));
+  pack_int4(source.packed, source.scale, source.n_out, source.n_in, group, 0, panels, scales);
+  return {panels, scales, source.n_out, source.n_in, group};
+}
+
+Matrix CpuOps::upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group) {
+  const int64_t n = 2 * n_panels(gate.n_out), first_up = n_panels(gate.n_out) * kPanelRows;
+  uint32_t* panels = weight_words(static_cast<size_t>(n * int4_panel_words(gate.n_in)) * 4);
+  auto* scales = reinterpret_cast<bf16*>(weight_words(static_cast<size_t>(n * int4_panel_scales(gate.n_in, group)) * 2));
+  pack_int4(gate.packed, gate.scale, gate.n_out, gate.n_in, group, 0, panels, scales);
+  pack_int4(up.packed, up.scale, up.n_out, up.n_in, group, first_up, panels, scales);
+  return {panels, scales, gate.n_out + up.n_out, gate.n_in, group};
+}
+
+void CpuOps::embed(const EmbedArgs& args) {
+  const auto* table = static_cast<const bf16*>(args.table);
+  float* out = floats(args.out);
+  for (int64_t i = 0; i < args.rows.n; ++i) {
+    const bf16* from = table + args.rows.token[i] * args.hidden;
+    for (int64_t d = 0; d < args.hidden; ++d) out[i * args.hidden + d] = bf16_to_float(from[d]);
+  }
+}
+
+void CpuOps::rms_norm(const RmsNormArgs& args) {
+  const auto x = row_set(floats(args.x), args.x_rows, args.width);
+  const auto out = row_set(floats(args.out), args.out_rows, args.width);
+  for_rows(args.n, kForkRows, [&](int64_t i, int) { rms_norm_row(x[i], args.width, args.weight, args.eps, out[i]); });
+}
+
+void CpuOps::linear(const LinearArgs& args) {
+  if (args.n == 0) return;
+  const Matrix& w = *args.weight;
+  const auto x = row_set(floats(args.x), args.x_rows, w.n_in);
+  const auto out = row_set(floats(args.out), args.out_rows, w.n_out);
+  pool_.run([&](int t) {
+    const auto share = pool_.share(n_panels(w.n_out), t);
+    linear_panels({x, args.n, &w, share.begin, share.end, out, args.accumulate, scratch(t)});
+  });
+}
+
+void CpuOps::copy(const CopyArgs& args) {
+  std::memcpy(args.to, args.from, static_cast<size_t>(args.elements) * sizeof(float));
+}
+
+void CpuOps::mlp(const MlpArgs& args) {
+  if (args.n == 0) return;
+  const int64_t width = args.down->n_in;
+  pool_.run([&](int t) {
+    const auto share = pool_.share(n_panels(width), t);
+    gated_panels({{floats(args.x), args.gate_up->n_in, args.index}, args.n, args.gate_up, share.begin, share.end,
+                  {floats(args.scratch), width}, false, scratch(t)}, width);
+  });
+  linear({args.n, args.scratch, args.down, args.out, true, {}, {0, args.index}});
+}
+
+void CpuOps::build_tree(const BuildTreeArgs& args) {
+  *args.n_nodes = spec::build_tree({args.token, args.log_q, args.depths, args.k}, args.budget, args.spine,
+                                   {args.node_token, args.node_parent, args.node_depth, args.node_weight});
+}
+
+void CpuOps::accept(const AcceptArgs& args) {
+  *args.n_path = spec::accept(args.n_nodes, args.node_token, args.node_parent, args.sample, args.path);
+}
+
+}  // namespace cpu
+
+namespace {
+
+struct Target {
+  std::string name;
+  int64_t bit;
+};
+
+// Best first. Highway's own list shrinks to what was chosen, so it is taken before the first choice.
+const std::vector<Target>& targets() {
+  static const std::vector<Target> all = [] {
+    std::vector<Target> found;
+    for (int64_t bit : hwy::SupportedAndGeneratedTargets()) found.push_back({hwy::TargetName(bit), bit});
+    return found;
+  }();
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> cpu_targets() {
+  std::vector<std::string> names;
+  for (const Target& target : targets()) names.push_back(target.name);
+  return names;
+}
+
+std::unique_ptr<Ops> make_cpu_ops(int threads, const std::string& target) {
+  const Target* chosen = target.empty() ? &targets().front() : nullptr;
+  std::string known;
+  for (const Target& candidate : targets()) {
+    if (candidate.name == target) chosen = &candidate;
+    known += (known.empty() ? "" : ", ") + candidate.name;
+  }
+  check_argument(chosen != nullptr, "cpu_target", target, "an instruction set of this CPU: " + known);
+  hwy::SetSupportedTargetsForTest(chosen->bit);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  return std::make_unique<cpu::CpuOps>(threads > 0 ? threads : ThreadPool::available_cpus());
+}
+
+}  // namespace kdt

@@ -1,0 +1,104 @@
+// The class behind make_cpu_ops; its operations are spread over the files of this folder by kind.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "ops/ops.h"
+
+namespace kdt::cpu {
+
+constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+// One page of one layer's latent KV, fp32: the keys once transposed (lanes are tokens) for the scores, and the latents
+// once more by token for the weighted sum.
+struct LatentLayout {
+  int64_t key_dims, value_stride, rope;
+  LatentLayout(int64_t kv_lora, int64_t rope_dim)
+      : key_dims(kv_lora + rope_dim), value_stride(round_up(kv_lora, 16)), rope(rope_dim) {}
+  int64_t page_floats() const { return (key_dims + value_stride) * kPageTokens; }
+  int64_t scratch_stride() const { return round_up(value_stride + rope, 16); }   // latent (padded) | k_pe
+  // In a page: keys [key_dims][64], then values [64][value_stride].
+  float* values(float* page) const { return page + key_dims * kPageTokens; }
+  const float* values(const float* page) const { return page + key_dims * kPageTokens; }
+};
+
+// One page of one drafter layer: for every kv head, keys [head_dim][64] and values [64][value_stride].
+struct DraftLayout {
+  int64_t head_dim, value_stride, n_kv_heads;
+  DraftLayout(int64_t kv_heads, int64_t dim) : head_dim(dim), value_stride(round_up(dim, 16)), n_kv_heads(kv_heads) {}
+  int64_t head_floats() const { return (head_dim + value_stride) * kPageTokens; }
+  int64_t page_floats() const { return head_floats() * n_kv_heads; }
+};
+
+class CpuOps final : public Ops {
+ public:
+  explicit CpuOps(int threads);
+
+  const char* backend() const override { return "cpu"; }
+  const char* instruction_set() const override { return instruction_set_.c_str(); }
+  int threads() const override { return pool_.size(); }
+  size_t activation_bytes() const override { return sizeof(float); }
+
+  Buffer allocate(size_t bytes) override;
+  void copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) override;
+  void copy_out(const Buffer& from, size_t offset, void* to, size_t bytes) override;
+  const void* upload_raw(const std::byte* source, size_t bytes) override;
+  Matrix upload_matrix(std::span<const MatrixSource> stacked) override;
+  Matrix upload_gate_up(const MatrixSource& gate, const MatrixSource& up) override;
+  Matrix upload_int4(const Int4Source& source, int64_t group_size) override;
+  Matrix upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group_size) override;
+  size_t latent_page_bytes(int64_t kv_lora, int64_t rope) const override;
+  size_t latent_scratch_bytes(int64_t rows, int64_t kv_lora, int64_t rope) const override;
+  size_t draft_page_bytes(int64_t n_kv_heads, int64_t head_dim) const override;
+  size_t experts_scratch_bytes(int64_t rows, int64_t k, int64_t n_experts, int64_t width, int64_t shared_width,
+                               int64_t hidden) const override;
+  size_t weight_bytes() const override { return weight_bytes_; }
+
+  void embed(const EmbedArgs& args) override;
+  void rms_norm(const RmsNormArgs& args) override;
+  void linear(const LinearArgs& args) override;
+  void copy(const CopyArgs& args) override;
+  void mlp(const MlpArgs& args) override;
+  void latent_write(const LatentWriteArgs& args) override;
+  void mla_attention(const MlaAttentionArgs& args) override;
+  void route(const RouteArgs& args) override;
+  void experts(const ExpertsArgs& args) override;
+  void logits(const LinearArgs& args) override { linear(args); }
+  void top_k(const TopKArgs& args) override;
+  void sample(const SampleArgs& args) override;
+  void draft_context(const DraftContextArgs& args) override;
+  void draft_attention(const DraftAttentionArgs& args) override;
+  void build_tree(const BuildTreeArgs& args) override;
+  void accept(const AcceptArgs& args) override;
+  void commit(const CommitArgs& args) override;
+
+ private:
+  // f(i) for every i < n: on this thread when that is cheaper than a fork, else thread t takes i = t, t + threads, ….
+  template <class F>
+  void for_rows(int64_t n, int64_t fork_from, const F& f) {
+    if (n < fork_from || pool_.size() == 1) {
+      for (int64_t i = 0; i < n; ++i) f(i, 0);
+    } else {
+      pool_.run([&](int t) {
+        for (int64_t i = t; i < n; i += pool_.size()) f(i, t);
+      });
+    }
+  }
+  float* scratch(int thread) const { return scratch_[static_cast<size_t>(thread)].as<float>(); }
+  uint32_t* weight_words(size_t bytes);
+
+  ThreadPool pool_;
+  std::string instruction_set_;
+  std::vector<Buffer> scratch_;   // kScratchBytes a thread
+  std::vector<Buffer> slabs_;      // of weights
+  size_t slab_used_ = 0;           // of the last slab
+  size_t weight_bytes_ = 0;
+};
+
+// Untouched pages of it take no memory. Holds a decoded INT4 panel [n_in][16], an attention block (attention.cpp) or the
+// candidates of one row (vocabulary.cpp); the models check their sizes against kMaxInputs, kMaxKeyDims and kMaxVocab.
+constexpr size_t kScratchBytes = 32 << 20;
+
+}  // namespace kdt::cpu

@@ -1,0 +1,73 @@
+// The CPU kernels: plain functions over fp32 rows, compiled for every instruction set and chosen at run time.
+//
+// Each output element is one sum in one fixed order, so results do not depend on how rows and panels are shared out.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/types.h"
+
+namespace kdt::cpu {
+
+// Rows at base + row(i) * stride, row(i) = index ? index[i] : i.
+template <class T>
+struct RowSet {
+  T* base;
+  int64_t stride;
+  const int32_t* index = nullptr;
+  T* operator[](int64_t i) const { return base + (index ? index[i] : i) * stride; }
+};
+
+constexpr int64_t kMaxLinearInputs = 1 << 20;   // bounds the dequantised panel in a thread's scratch
+
+// out[r][c] (+)= Σ_k x[r][k] · w[c][k] for n rows and the columns of panels [panel_begin, panel_end).
+struct LinearJob {
+  RowSet<const float> x;
+  int64_t n;
+  const Matrix* weight;       // BF16 or INT4 panels
+  int64_t panel_begin, panel_end;
+  RowSet<float> out;
+  bool accumulate;
+  float* panel;               // scratch [n_in][16], for INT4 with many rows
+};
+void linear_panels(const LinearJob& job);
+
+// out[r][c] = silu(gate_c · x[r]) * (up_c · x[r]) for the columns of gate panels [panel_begin, panel_end) of `width`.
+void gated_panels(const LinearJob& job, int64_t width);
+
+// Attention over one tile of up to 64 keys, folded into the running softmax of up to 4 queries.
+struct AttentionState {
+  float* m;                   // [queries] running maximum, -inf at first
+  float* l;                   // [queries] running sum
+  float* o;                   // [queries][dv stride] running, unnormalised output
+};
+// s[q][t] = scale · Σ_d q[q][d] · keys[d][t] for t < n rounded up to 16; keys is transposed, [dk][key_stride].
+void attention_scores(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* keys,
+                      int64_t key_stride, int64_t n, float scale, float* s, int64_t s_stride);
+// Folds slots [lo[q], hi[q]) of s [n_queries][64] with value rows v[t]; s is overwritten. dv is a multiple of 16.
+void attention_fold(float* s, int64_t n_queries, const int64_t* lo, const int64_t* hi, const float* const* v, int64_t dv,
+                    const AttentionState& state);
+
+void rms_norm_row(const float* x, int64_t width, const float* weight, float eps, float* out);
+// x[i] = 1 / (1 + exp(-x[i]))
+void sigmoid_row(float* x, int64_t n);
+// out = Σ_k weight[k] · y[k] (ascending k) + shared + out; y rows at y + k * y_stride.
+void combine_row(const float* y, int64_t y_stride, const float* weight, int64_t k, const float* shared, int64_t n,
+                 float* out);
+
+// Largest value (NaN as -inf) and log Σ exp of a row.
+struct RowStats {
+  float max;
+  float log_sum_exp;
+};
+RowStats row_stats(const float* x, int64_t n);
+// Lowest index of the largest value; NaN never wins unless all are NaN (then 0).
+int32_t argmax_row(const float* x, int64_t n);
+
+// The Gumbel-max winner among tokens with z[i] > -inf: argmax z[i] + noise(seed, choice, position, id[i]); id null: i.
+// Ties go to the lower i. NaN counts as -inf.
+int32_t gumbel_argmax(const double* z, const int32_t* id, int64_t n, uint64_t seed, uint32_t choice, uint32_t position);
+// out[i] = x[i] * scale + noise(seed, choice, position, i), rounded to float.
+void add_noise(const float* x, double scale, int64_t n, uint64_t seed, uint32_t choice, uint32_t position, float* out);
+
+}  // namespace kdt::cpu

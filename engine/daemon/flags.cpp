@@ -1,0 +1,226 @@
+#include "flags.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <iostream>
+
+#include "failure.h"
+
+namespace kdt {
+namespace {
+
+std::string environment_name(const std::string& flag) {
+  std::string name = "KDTREE_";
+  for (const char c : flag.substr(2)) {
+    name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return name;
+}
+
+template <typename T>
+std::optional<T> parse_whole(const std::string& text) {
+  T value{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (text.empty() || error != std::errc() || stop != end) return std::nullopt;
+  return value;
+}
+
+std::string shortest(double value) {
+  char buffer[32];
+  const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return std::string(buffer, error == std::errc() ? end : buffer);
+}
+
+std::string joined(const std::vector<std::string>& items, const char* separator) {
+  std::string out;
+  for (const std::string& item : items) out += (out.empty() ? "" : separator) + item;
+  return out;
+}
+
+// "--a --b" of a command, for the message about an unknown flag.
+std::string flag_names(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return joined(names, " ");
+}
+
+[[noreturn]] void fail_unknown(const CLI::App& app, const CLI::App& command, const std::string& argument) {
+  const bool is_root = &app == &command;
+  const std::string help = is_root ? app.get_name() : app.get_name() + " " + command.get_name();
+  if (argument.rfind("-", 0) == 0 && argument.size() > 1) {
+    fail_usage(argument, "unknown flag", "one of " + flag_names(command) + " (see " + help + " --help)");
+  }
+  if (!is_root) fail_usage("argument", argument, "flags only, such as --prompt TEXT (see " + help + " --help)");
+  std::vector<std::string> names;
+  for (const CLI::App* each : app.get_subcommands({})) names.push_back(each->get_name());
+  fail_usage("command", argument, "one of " + joined(names, ", "));
+}
+
+// What a flag without its value throws carries no name but in its message, which starts with it.
+[[noreturn]] void fail_mismatch(const CLI::App& app, const std::string& what) {
+  const std::string flag = what.substr(0, what.find(':'));
+  for (const CLI::App* command : app.get_subcommands()) {
+    if (const CLI::Option* option = command->get_option_no_throw(flag)) {
+      fail_usage(flag, "no value", option->get_type_name());
+    }
+  }
+  fail_usage("command line", what, "flags with their values");
+}
+
+}  // namespace
+
+std::optional<int64_t> parse_integer(const std::string& text, int64_t low, int64_t high) {
+  const std::optional<int64_t> value = parse_whole<int64_t>(text);
+  return value && *value >= low && *value <= high ? value : std::nullopt;
+}
+
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> items;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    if (end > begin) items.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return items;
+}
+
+ValueForm integer_form(int32_t& target, int64_t low, int64_t high) {
+  const std::string range = "an integer from " + std::to_string(low) + " to " + std::to_string(high);
+  return {"N", range, [&target, low, high](const std::string& text) {
+            const std::optional<int64_t> value = parse_integer(text, low, high);
+            if (value) target = static_cast<int32_t>(*value);
+            return value.has_value();
+          }};
+}
+
+ValueForm seed_form(std::optional<uint64_t>& target) {
+  return {"N", "an integer from 0 to 2^64 - 1", [&target](const std::string& text) {
+            target = parse_whole<uint64_t>(text);
+            return target.has_value();
+          }};
+}
+
+ValueForm number_form(double& target, double low, double high, bool above_low) {
+  const std::string range = above_low ? "a number above " + shortest(low) + " and at most " + shortest(high)
+                                      : "a number from " + shortest(low) + " to " + shortest(high);
+  return {"X", range, [&target, low, high, above_low](const std::string& text) {
+            const std::optional<double> value = parse_whole<double>(text);
+            if (!value || !std::isfinite(*value) || *value > high) return false;
+            if (*value < low || (above_low && *value == low)) return false;
+            target = *value;
+            return true;
+          }};
+}
+
+ValueForm text_form(std::string& target, std::string label) {
+  return {std::move(label), "text", [&target](const std::string& text) {
+            target = text;
+            return true;
+          }};
+}
+
+ValueForm choice_form(int32_t& target, std::vector<std::pair<std::string, int32_t>> choices) {
+  std::vector<std::string> names;
+  for (const auto& choice : choices) names.push_back(choice.first);
+  return {joined(names, "|"), "one of " + joined(names, ", "), [&target, choices](const std::string& text) {
+            const auto named = [&](const auto& choice) { return choice.first == text; };
+            const auto found = std::find_if(choices.begin(), choices.end(), named);
+            if (found != choices.end()) target = found->second;
+            return found != choices.end();
+          }};
+}
+
+ValueForm boolean_form(bool& target) {
+  return {"on|off", "on or off", [&target](const std::string& text) {
+            const bool yes = text == "on" || text == "true" || text == "1";
+            target = yes;
+            return yes || text == "off" || text == "false" || text == "0";
+          }};
+}
+
+ValueForm list_form(std::vector<std::string>& target, std::string label) {
+  return {std::move(label), "items separated by commas", [&target](const std::string& text) {
+            target = split_list(text);
+            return !target.empty();
+          }};
+}
+
+CLI::Option* Flags::declare(const std::string& name, const ValueForm& form, const std::string& default_text,
+                            const std::string& description) {
+  const std::string variable = environment_name(name);
+  const auto read = [this, name, form](const CLI::results_t& results) {
+    // CLI11 also applies the environment to commands that were not chosen, and before it looks at --help.
+    if (command_.parsed() == 0 || command_.get_help_ptr()->count() > 0) return true;
+    if (!form.set(results.front())) fail_usage(source(name), results.front(), form.expected);
+    return true;
+  };
+  return command_
+      .add_option(name, CLI::callback_t(read),
+                  description + "\n[default: " + default_text + "] [env: " + variable + "]")
+      ->option_text(form.label.empty() ? " " : form.label)
+      ->type_name(form.expected)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->envname(variable);
+}
+
+void Flags::value(const std::string& name, ValueForm form, const std::string& default_text,
+                  const std::string& description) {
+  declare(name, form, default_text, description);
+}
+
+void Flags::toggle(const std::string& name, bool& target, const std::string& description) {
+  ValueForm form = boolean_form(target);
+  form.label.clear();
+  declare(name, form, "off", description)->expected(0);
+}
+
+bool Flags::on_command_line(const std::string& name) const {
+  const std::vector<CLI::Option*>& parsed = command_.parse_order();
+  return std::find(parsed.begin(), parsed.end(), command_.get_option(name)) != parsed.end();
+}
+
+std::string Flags::source(const std::string& name) const {
+  return on_command_line(name) ? name : environment_name(name);
+}
+
+bool parse_command_line(CLI::App& app, const std::vector<std::string>& arguments) {
+  // Extras are collected, not thrown, so that the first one can be named in this program's words.
+  app.allow_extras();
+  for (CLI::App* command : app.get_subcommands({})) command->allow_extras();
+  std::vector<std::string> reversed;  // CLI11 takes the arguments last first
+  for (const std::string& argument : arguments) {
+    // To CLI11 `--flag=` has no value and swallows the next argument; to a shell it is an empty value.
+    const bool empty_value = argument.size() > 3 && argument.rfind("--", 0) == 0 &&
+                             argument.find('=') == argument.size() - 1;
+    reversed.push_back(empty_value ? argument.substr(0, argument.size() - 1) : argument);
+    if (empty_value) reversed.emplace_back();
+  }
+  std::reverse(reversed.begin(), reversed.end());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help() << std::flush;
+    return true;
+  } catch (const CLI::CallForVersion& version) {
+    std::cout << version.what() << std::endl;
+    return true;
+  } catch (const CLI::ArgumentMismatch& mismatch) {
+    fail_mismatch(app, mismatch.what());
+  } catch (const CLI::ParseError& error) {
+    fail_usage("command line", error.what(), "flags with their values (see " + app.get_name() + " --help)");
+  }
+  for (const CLI::App* command : app.get_subcommands()) {
+    const std::vector<std::string> extras = command->remaining();
+    if (!extras.empty()) fail_unknown(app, *command, extras.front());
+  }
+  const std::vector<std::string> extras = app.remaining();
+  if (!extras.empty()) fail_unknown(app, app, extras.front());
+  return false;
+}
+
+}  // namespace kdt

@@ -1,0 +1,56 @@
+// kdtree-run: the command line of the engine. Uses kdtree.h only.
+#include <signal.h>
+
+#include <exception>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "client.h"
+#include "commands.h"
+#include "failure.h"
+#include "flags.h"
+#include "interrupt.h"
+
+namespace kdt {
+namespace {
+
+int run(const std::vector<std::string>& arguments) {
+  // A reader that goes away is noticed at the write, and ends the program quietly.
+  signal(SIGPIPE, SIG_IGN);
+  install_interrupt_handler();
+  check_abi();
+
+  const auto formatter = std::make_shared<CLI::Formatter>();
+  formatter->column_width(34);
+  CLI::App app("kdtree-run: losslessly speculated text from Kimi K2 checkpoints", "kdtree-run");
+  app.formatter(formatter);
+  app.set_version_flag("--version", std::string("kdtree-run ") + kdt_version(), "Print the version and exit");
+  app.require_subcommand(0, 1);
+  app.footer("Every flag has an environment variable of the same meaning; the command line wins.\n"
+             "Exit codes: 0 ok, 1 the input or the run failed, 2 usage, 130 interrupted.");
+  const std::vector<Command> commands = {add_generate(app), add_info(app), add_bench(app)};
+
+  if (parse_command_line(app, arguments)) return kExitOk;
+  for (const Command& command : commands) {
+    if (command.flags->parsed() > 0) return command.run();
+  }
+  std::cerr << app.help();
+  return kExitUsage;
+}
+
+}  // namespace
+}  // namespace kdt
+
+int main(int argc, char** argv) {
+  try {
+    return kdt::run(std::vector<std::string>(argv + (argc > 0 ? 1 : 0), argv + argc));
+  } catch (const kdt::Failure& failure) {
+    std::cerr << "error: " << failure.what() << std::endl;
+    return failure.exit_code();
+  } catch (const std::exception& error) {
+    std::cerr << "error: kdtree-run: " << error.what() << ": expected to run to its end" << std::endl;
+    return kdt::kExitFailed;
+  }
+}

@@ -1,0 +1,192 @@
+/* kdtree.h: the C ABI of kdtree-engine, and its only public header.
+ *
+ * Rules that hold for every function
+ *   - C11, UTF-8 strings, sizes in elements unless the name says bytes.
+ *   - A function that can fail returns kdt_status: KDT_OK or a negative value; kdt_last_error() then has the message of
+ *     the calling thread, which reads `<field or file>: <value>: expected <what>`.
+ *   - Options structs begin with `struct_size`, set by their `_init` function. A shorter struct of an older client gets
+ *     the defaults for what it lacks; a longer one is taken only if its unknown tail is zero.
+ *   - Output arrays are the caller's: (pointer, capacity, *n). *n is always the full count; when it exceeds the capacity
+ *     nothing is written and KDT_ERR_BUFFER_TOO_SMALL is returned, so a first call with capacity 0 asks for the size.
+ *   - Returned `const char *` are borrowed; each says for how long.
+ *   - Every create or submit has a destroy that accepts NULL. Handles may be destroyed in any order.
+ *   - The library never exits, aborts, prints or installs signal handlers. Functions are thread-safe unless they say
+ *     otherwise.
+ */
+#ifndef KDTREE_H
+#define KDTREE_H
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define KDT_API __attribute__((visibility("default")))
+#else
+#define KDT_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KDT_ABI_VERSION 1
+
+/* The lines between the cffi marks are parsed by pyclient from the installed header: declarations only, and KDT_API
+ * (which pyclient takes off) is the only macro. */
+/* cffi:begin */
+
+typedef struct kdt_engine kdt_engine;    /* a loaded model, its drafter, its pages and its decode thread */
+typedef struct kdt_request kdt_request;  /* one submitted generation */
+
+typedef int32_t kdt_status;
+enum {
+  KDT_OK = 0,
+  KDT_ERR_INVALID_ARGUMENT = -1,  /* a setting or an input is out of its range */
+  KDT_ERR_BAD_FILE = -2,          /* a file of the checkpoint is malformed or does not fit its config */
+  KDT_ERR_IO = -3,                /* a file could not be opened or read */
+  KDT_ERR_OUT_OF_MEMORY = -4,
+  KDT_ERR_CONTEXT_LENGTH = -5,    /* prompt + max_tokens do not fit the context */
+  KDT_ERR_UNSUPPORTED = -6,       /* well-formed, but not implemented by this engine */
+  KDT_ERR_CANCELLED = -7,
+  KDT_ERR_TIMEOUT = -8,           /* nothing happened within the time given; not a failure */
+  KDT_ERR_BUFFER_TOO_SMALL = -9,  /* *n has the needed size */
+  KDT_ERR_ENGINE_FAILED = -10,    /* the engine hit an error of its own and takes no more requests */
+  KDT_ERR_INTERNAL = -11
+};
+
+/* The ABI this library implements (KDT_ABI_VERSION of its header). Clients check it before anything else. */
+KDT_API int32_t kdt_abi_version(void);
+/* The version of the engine, "0.1.0". Static. */
+KDT_API const char *kdt_version(void);
+/* The name of a status, "KDT_ERR_IO". Static; never NULL. */
+KDT_API const char *kdt_status_name(kdt_status status);
+/* The message of this thread's last failed call; "" when there was none. Borrowed until this thread's next call. */
+KDT_API const char *kdt_last_error(void);
+
+/* ------------------------------------------------------------------------------------------------ engine */
+
+typedef struct kdt_engine_options {
+  uint32_t struct_size;
+  int32_t threads;          /* compute threads, 1 to 256; 0: every CPU this process may run on. Does not change any bit of the output */
+  const char *model_path;   /* a checkpoint directory; NULL: the bundled model, with its drafter */
+  const char *draft_path;   /* a DFlash drafter's directory; NULL: none (or the bundled one, when model_path is NULL) */
+  int32_t max_context;      /* tokens of prompt + output of one request; 0: the model's own limit */
+  int32_t prefill_chunk;    /* prompt tokens per round, 1 to 4096; 0: 512. Does not change any bit of the output */
+  int32_t max_budget;       /* the largest draft tree a request may ask for, 1 to 1024; 0: 1024 */
+  const char *chat_format;  /* "auto" or NULL: by the checkpoint's family; "json" or "typescript": how tools are declared */
+  const char *cpu_target;   /* NULL: the best instruction set of this CPU; else a name of kdt_cpu_targets() */
+} kdt_engine_options;
+
+/* Sets struct_size and every default. */
+KDT_API kdt_status kdt_engine_options_init(kdt_engine_options *options, uint32_t struct_size);
+/* Loads model and drafter, measures round costs and starts the decode thread. The caller owns *out. */
+KDT_API kdt_status kdt_engine_create(const kdt_engine_options *options, kdt_engine **out);
+/* Cancels what still runs and waits for the decode thread. Requests that outlive it stay readable. NULL is fine. */
+KDT_API void kdt_engine_destroy(kdt_engine *engine);
+/* What was loaded, as one JSON object: model_path, draft_path, backend, cpu_target, threads, the configs, byte counts,
+ * load times, the cost table. Borrowed; valid as long as the engine. */
+KDT_API const char *kdt_engine_info_json(kdt_engine *engine);
+/* The space-separated instruction sets the CPU backend can use on this machine, best first. Static. */
+KDT_API const char *kdt_cpu_targets(void);
+
+/* Running figures for metrics: names (static strings) and values, same index, stable order. Safe to call while decoding. */
+KDT_API kdt_status kdt_engine_figures(kdt_engine *engine, const char **names, double *values, int64_t capacity, int64_t *n);
+
+/* ------------------------------------------------------------------------------------------------ text */
+
+/* Token ids of UTF-8 text. Special-token strings in it are text; no BOS is added. */
+KDT_API kdt_status kdt_tokenize(kdt_engine *engine, const char *text, int64_t text_bytes, int32_t *ids, int64_t capacity, int64_t *n);
+/* The bytes of token ids (a special token yields its name). Not NUL-terminated, and not always whole UTF-8 characters. */
+KDT_API kdt_status kdt_detokenize(kdt_engine *engine, const int32_t *ids, int64_t n_ids, char *bytes, int64_t capacity, int64_t *n);
+
+enum { KDT_THINKING_DEFAULT = -1, KDT_THINKING_OFF = 0, KDT_THINKING_ON = 1 };
+/* Token ids of a conversation in the model's chat format, ready to generate the assistant's turn. `messages_json`: an array
+ * in OpenAI's form; `tools_json`: NULL, or an array of OpenAI tools; `thinking`: KDT_THINKING_*, whose default is off for the bundled
+ * model and on for K2.x checkpoints. Message text is never parsed for special tokens. */
+KDT_API kdt_status kdt_chat_encode(kdt_engine *engine, const char *messages_json, const char *tools_json, int32_t thinking,
+                                   int32_t *ids, int64_t capacity, int64_t *n);
+
+/* ------------------------------------------------------------------------------------------------ generation */
+
+enum { KDT_SPECULATE_AUTO = 0, KDT_SPECULATE_OFF = 1, KDT_SPECULATE_CHAIN = 2, KDT_SPECULATE_TREE = 3 };
+/* How the drafter's candidates are ranked at temperature > 0: by log q, or by log q / T + the sampling noise, which is known
+ * before drafting. Either is lossless. AUTO: the one that measured better, docs/speculation.md. */
+enum { KDT_RANKING_AUTO = 0, KDT_RANKING_PLAIN = 1, KDT_RANKING_NOISE = 2 };
+
+typedef struct kdt_request_options {
+  uint32_t struct_size;
+  int32_t max_tokens;       /* tokens to generate, at least 1; prompt + max_tokens must fit the context. Default 128 */
+  const int32_t *prompt;    /* token ids, copied by submit */
+  int64_t n_prompt;         /* at least 1 */
+  double temperature;       /* 0 (default): greedy; at most 100 */
+  double top_p;             /* (0, 1], default 1 */
+  double min_p;             /* [0, 1], default 0 */
+  int32_t top_k;            /* 0 (default): off */
+  int32_t has_seed;         /* 0: a random seed is drawn and returned in the result */
+  uint64_t seed;
+  int32_t speculate;        /* KDT_SPECULATE_*; AUTO without a drafter is OFF; CHAIN and TREE without one are an error */
+  int32_t budget;           /* draft nodes without the root, up to the engine's max_budget; 0: 16 for tree, block - 1 for chain,
+                               unlimited for auto. A chain has min(budget, block - 1) */
+  int32_t spine;            /* 1: a tree always contains the drafter's top-1 chain, counted inside the budget */
+  int32_t ignore_eos;       /* 1: stop ids are ordinary tokens */
+  int32_t ranking;          /* KDT_RANKING_* */
+} kdt_request_options;
+
+KDT_API kdt_status kdt_request_options_init(kdt_request_options *options, uint32_t struct_size);
+/* Validates, copies and queues a request. Requests run in the order submitted. The caller owns *out. */
+KDT_API kdt_status kdt_request_submit(kdt_engine *engine, const kdt_request_options *options, kdt_request **out);
+
+enum { KDT_EVENT_TOKEN = 1, KDT_EVENT_FINISHED = 2 };
+typedef struct kdt_event {
+  int32_t kind;        /* KDT_EVENT_* */
+  int32_t token_id;    /* of a token event */
+  const char *text;    /* whole UTF-8 characters that became complete with this event; "" while one is incomplete. Borrowed
+                          until the next kdt_request_next of this request, or its destroy */
+  int64_t text_bytes;
+} kdt_event;
+/* Waits up to timeout_ms (-1: for ever, 0: not at all) for events and hands out up to `capacity` of them, in order. The last
+ * one is FINISHED (it carries text that was still held back); after it *n is 0 with KDT_OK. KDT_ERR_TIMEOUT: none yet.
+ * One thread at a time per request. */
+KDT_API kdt_status kdt_request_next(kdt_request *request, kdt_event *events, int64_t capacity, int64_t *n, int32_t timeout_ms);
+/* Asks the request to stop; it ends with finish reason cancelled within one round. */
+KDT_API kdt_status kdt_request_cancel(kdt_request *request);
+/* Cancels if need be and frees. NULL is fine. */
+KDT_API void kdt_request_destroy(kdt_request *request);
+
+enum { KDT_FINISH_NONE = 0, KDT_FINISH_STOP = 1, KDT_FINISH_LENGTH = 2, KDT_FINISH_CANCELLED = 3, KDT_FINISH_ERROR = 4 };
+/* Stages of a round; the order of kdt_result.timings_ms. */
+enum { KDT_STAGE_PREFILL = 0, KDT_STAGE_DRAFT = 1, KDT_STAGE_BUILD = 2, KDT_STAGE_VERIFY = 3, KDT_STAGE_SAMPLE = 4,
+       KDT_STAGE_ACCEPT = 5, KDT_STAGE_COMMIT = 6, KDT_STAGE_EMIT = 7, KDT_N_STAGES = 8 };
+
+typedef struct kdt_result {
+  uint32_t struct_size;
+  int32_t finish_reason;        /* KDT_FINISH_*; NONE while it runs */
+  int64_t prompt_tokens;
+  int64_t generated_tokens;     /* token events handed out or queued */
+  int64_t rounds;               /* decode rounds; prefill is none */
+  int64_t drafted_rounds;       /* those that ran the drafter */
+  int64_t draft_nodes;          /* draft nodes verified in all */
+  double tokens_per_round;      /* committed tokens per round, the bonus token counted, prefill's token not */
+  double tokens_per_second;     /* of decoding alone */
+  double first_token_ms;        /* from submit */
+  uint64_t seed;                /* given or drawn */
+  int64_t n_depths;             /* length of accepted_by_depth */
+  const int64_t *accepted_by_depth;  /* i-th: rounds that accepted depth i + 1. Borrowed until the request's destroy */
+  double timings_ms[8];         /* by KDT_STAGE_* */
+  const char *error;            /* the message when finish_reason is ERROR, else "". Borrowed until the request's destroy */
+} kdt_result;
+/* `result->struct_size` is set by the caller. Complete once FINISHED was handed out; before that a snapshot. */
+KDT_API kdt_status kdt_request_result(kdt_request *request, kdt_result *result);
+/* A static name: "stop", "length", "cancelled", "error", "none". */
+KDT_API const char *kdt_finish_name(int32_t finish_reason);
+/* A static name: "prefill", "draft", … */
+KDT_API const char *kdt_stage_name(int32_t stage);
+
+/* The target's logits at every position of `ids`: float32 [n_ids, vocab], row-major. Queued like a request; blocks. */
+KDT_API kdt_status kdt_engine_score(kdt_engine *engine, const int32_t *ids, int64_t n_ids, float *logits, int64_t capacity, int64_t *n);
+
+/* cffi:end */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,99 @@
+#include "model/dflash.h"
+
+#include <array>
+
+#include "base/error.h"
+#include "model/weights.h"
+
+namespace kdt {
+
+DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint, Kimi& target, int64_t max_rows,
+               int64_t max_context)
+    : ops_(ops), config_(config), target_(target),
+      rope_(ops, config.head_dim, config.rope_theta, config.yarn, max_context + config.block_size) {
+  const DraftConfig& c = config_;
+  WeightReader read(checkpoint, ops);
+  const int64_t n_taps = static_cast<int64_t>(c.target_layer_ids.size());
+  const int64_t q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim;
+  fc_ = read.column_slices("fc.weight", c.hidden_size, n_taps * c.hidden_size, n_taps);
+  hidden_norm_ = read.vector("hidden_norm.weight", c.hidden_size);
+  norm_ = read.vector("norm.weight", c.hidden_size);
+  for (size_t i = 0; i < c.layers.size(); ++i) {
+    const std::string prefix = "layers." + std::to_string(i) + ".", attn = prefix + "self_attn.", mlp = prefix + "mlp.";
+    Layer layer;
+    layer.window = c.layers[i].window;
+    layer.input_norm = read.vector(prefix + "input_layernorm.weight", c.hidden_size);
+    layer.post_norm = read.vector(prefix + "post_attention_layernorm.weight", c.hidden_size);
+    layer.q_norm = read.vector(attn + "q_norm.weight", c.head_dim);
+    layer.k_norm = read.vector(attn + "k_norm.weight", c.head_dim);
+    layer.q = read.matrix(attn + "q_proj.weight", q_dim, c.hidden_size);
+    const std::array<WeightReader::Named, 2> kv{{{attn + "k_proj.weight", kv_dim}, {attn + "v_proj.weight", kv_dim}}};
+    layer.kv = read.matrix(kv, c.hidden_size);
+    layer.o = read.matrix(attn + "o_proj.weight", c.hidden_size, q_dim);
+    layer.gate_up = read.gate_up(mlp, c.mlp_width, c.hidden_size);
+    layer.down = read.matrix(mlp + "down_proj.weight", c.hidden_size, c.mlp_width);
+    layers_.push_back(std::move(layer));
+  }
+  const auto acts = [&](int64_t n) { return ops.allocate(static_cast<size_t>(n) * ops.activation_bytes()); };
+  feature_ = acts(max_rows * c.hidden_size);
+  context_kv_ = acts(max_rows * 2 * kv_dim);
+  x_ = acts(c.block_size * c.hidden_size);
+  h_ = acts(c.block_size * c.hidden_size);
+  qkv_ = acts(c.block_size * (q_dim + 2 * kv_dim));
+  attention_ = acts(c.block_size * q_dim);
+  mlp_ = acts(c.block_size * c.mlp_width);
+  token_ = ops.allocate(static_cast<size_t>(c.block_size) * sizeof(int32_t));
+  index_ = ops.allocate(static_cast<size_t>(c.block_size) * sizeof(int32_t));
+  std::vector<int32_t> tokens(static_cast<size_t>(c.block_size), c.mask_token_id), index;
+  for (int64_t i = 0; i < c.block_size; ++i) index.push_back(static_cast<int32_t>(i));
+  ops.copy_in(token_, 0, tokens.data(), tokens.size() * sizeof(int32_t));
+  ops.copy_in(index_, 0, index.data(), index.size() * sizeof(int32_t));
+}
+
+void DFlash::commit(const Rows& rows, const int32_t* tap_row, const Act* taps, int64_t tap_stride,
+                    const StreamPages* streams, const DraftCache& cache) {
+  const DraftConfig& c = config_;
+  const auto eps = static_cast<float>(c.rms_norm_eps);
+  for (size_t k = 0; k < fc_.size(); ++k) {
+    const auto* h = static_cast<const std::byte*>(taps) + k * static_cast<size_t>(tap_stride) * ops_.activation_bytes();
+    ops_.linear({rows.n, h, &fc_[k], feature_.data(), k > 0, {0, tap_row}});
+  }
+  ops_.rms_norm({rows.n, c.hidden_size, feature_.data(), hidden_norm_.as<float>(), eps, feature_.data()});
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    ops_.linear({rows.n, feature_.data(), &layer.kv, context_kv_.data()});
+    ops_.draft_context({rows, streams, context_kv_.data(), layer.k_norm.as<float>(), eps, rope_.view(), c.n_kv_heads,
+                        c.head_dim, static_cast<std::byte*>(cache.pages) + i * cache.layer_pages_bytes});
+  }
+}
+
+void DFlash::propose(int32_t anchor, int32_t start, int64_t depths, const StreamPages* stream, const DraftCache& cache,
+                     float* logits) {
+  const DraftConfig& c = config_;
+  const auto eps = static_cast<float>(c.rms_norm_eps);
+  const int64_t block = c.block_size, q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim;
+  const int64_t qkv_width = q_dim + 2 * kv_dim;
+  auto* kv = qkv_.as<std::byte>() + static_cast<size_t>(q_dim) * ops_.activation_bytes();
+  ops_.copy_in(token_, 0, &anchor, sizeof anchor);
+  target_.embed({block, token_.as<int32_t>(), nullptr, nullptr, nullptr, nullptr}, x_.data());
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    // Past the last layer's keys and values only the candidates' positions matter.
+    const bool last = i + 1 == layers_.size();
+    const int64_t first = last ? 1 : 0, n = last ? depths : block;
+    const RowLayout rows{0, index_.as<int32_t>() + first};
+    ops_.rms_norm({block, c.hidden_size, x_.data(), layer.input_norm.as<float>(), eps, h_.data()});
+    ops_.linear({n, h_.data(), &layer.q, qkv_.data(), false, rows, {qkv_width, rows.index}});
+    ops_.linear({block, h_.data(), &layer.kv, kv, false, {}, {qkv_width}});
+    ops_.draft_attention({1, block, &start, stream, qkv_.data(), layer.q_norm.as<float>(), layer.k_norm.as<float>(), eps,
+                          rope_.view(), c.n_heads, c.n_kv_heads, c.head_dim, layer.window, first, n,
+                          static_cast<std::byte*>(cache.pages) + i * cache.layer_pages_bytes, attention_.data()});
+    ops_.linear({n, attention_.data(), &layer.o, x_.data(), true, rows, rows});
+    ops_.rms_norm({n, c.hidden_size, x_.data(), layer.post_norm.as<float>(), eps, h_.data(), rows, rows});
+    ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data(), rows.index});
+  }
+  ops_.rms_norm({depths, c.hidden_size, x_.data(), norm_.as<float>(), eps, h_.data(), {0, index_.as<int32_t>() + 1}});
+  ops_.logits({depths, h_.data(), &target_.lm_head(), logits});
+}
+
+}  // namespace kdt

@@ -1,0 +1,59 @@
+// The drafter: DFlash's block-diffusion model (z-lab/dflash), Qwen3-style layers over the target's tapped features.
+//
+// Its context is the committed tokens below the anchor: their features go through fc and hidden_norm, and every layer's
+// keys and values of them are projected once and cached in the stream's pages. A block is the anchor (the last committed
+// token, whose own feature does not exist yet) and block_size - 1 masks, which see the context and each other.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/config.h"
+#include "model/kimi.h"
+#include "model/rope_table.h"
+#include "ops/ops.h"
+
+namespace kdt {
+
+struct DraftCache {
+  void* pages;                // [draft layers] pools of layer_pages_bytes
+  size_t layer_pages_bytes;
+};
+
+class DFlash {
+ public:
+  DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint, Kimi& target, int64_t max_rows,
+         int64_t max_context);
+
+  // Context keys and values of newly committed tokens. `rows`: their positions and streams; `tap_row` [rows.n] is each
+  // one's row in `taps` [n_taps, tap_stride] as the target's forward left them.
+  void commit(const Rows& rows, const int32_t* tap_row, const Act* taps, int64_t tap_stride, const StreamPages* streams,
+              const DraftCache& cache);
+
+  // Logits of the first `depths` mask positions of one block: out [depths, vocab].
+  void propose(int32_t anchor, int32_t start, int64_t depths, const StreamPages* stream, const DraftCache& cache,
+               float* logits);
+
+  const DraftConfig& config() const { return config_; }
+
+ private:
+  struct Layer {
+    Buffer input_norm, post_norm, q_norm, k_norm;
+    Matrix q, kv, o, gate_up, down;   // kv: key rows, then value rows
+    int64_t window;
+  };
+
+  Ops& ops_;
+  DraftConfig config_;
+  Kimi& target_;
+  RopeTables rope_;
+  std::vector<Matrix> fc_;            // one a tap: feature = Σ fc_k · h_k
+  Buffer hidden_norm_, norm_;
+  std::vector<Layer> layers_;
+  Buffer feature_, context_kv_;                         // [max_rows, …]
+  Buffer x_, h_, qkv_, attention_, mlp_;                // [block, …]
+  Buffer token_, index_;                                // the block's tokens; 0, 1, …, block - 1
+};
+
+}  // namespace kdt

@@ -1,0 +1,82 @@
+// The target: Kimi K2's DeepSeek-V3 architecture (MLA, one or more dense layers, mixture of experts), over ops.
+//
+// One forward pass serves prefill, plain decoding and tree verification alike; every row's arithmetic is the same
+// whoever else is in the pass.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/config.h"
+#include "model/rope_table.h"
+#include "ops/ops.h"
+
+namespace kdt {
+
+// Where the latent KV of every layer lives.
+struct LatentCache {
+  void* pages;                  // [layers] pools of layer_pages_bytes
+  size_t layer_pages_bytes;
+  void* scratch;                // [layers] scratch rows of layer_scratch_bytes
+  size_t layer_scratch_bytes;
+};
+
+struct ForwardArgs {
+  Rows rows;
+  const StreamPages* streams;
+  LatentCache cache;
+  int64_t n_logits = 0;               // rows whose logits are wanted
+  const int32_t* logits_row = nullptr;   // [n_logits] row indices
+  float* logits = nullptr;            // out [n_logits, vocab]
+  Act* taps = nullptr;                // out [n_taps, rows capacity, hidden]: outputs of the tapped layers; null: none
+  int64_t tap_stride = 0;             // elements from one tap to the next
+  // For tests, one entry a layer (null in dense layers): where the router's choice is copied. Normally empty.
+  std::span<int32_t* const> chosen_experts = {};
+};
+
+class Kimi {
+ public:
+  // Loads the weights and sizes buffers for `max_rows` rows a pass; `taps`: layers whose output the drafter reads.
+  Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, int64_t max_rows, int64_t max_context,
+       std::vector<int64_t> taps);
+
+  void forward(const ForwardArgs& args);
+  const ModelConfig& config() const { return config_; }
+  // What the drafter shares with its target.
+  void embed(const Rows& rows, Act* out);
+  const Matrix& lm_head() const { return lm_head_; }
+
+ private:
+  struct Layer {
+    Buffer input_norm, q_norm, kv_norm, post_norm;
+    Matrix qkv_a, q_b, o;            // qkv_a: q_a rows, then kv_a rows
+    std::vector<Matrix> w_uk, w_uv;  // by head
+    // Dense layers
+    Matrix gate_up, down;
+    // Mixture of experts
+    bool moe = false;
+    Matrix gate;
+    Buffer bias;
+    std::vector<Matrix> expert_gate_up, expert_down;
+    Matrix shared_gate_up, shared_down;
+  };
+
+  void attention(const ForwardArgs& args, const Layer& layer, int64_t index);
+  void feed_forward(const ForwardArgs& args, const Layer& layer, int64_t index);
+
+  Ops& ops_;
+  ModelConfig config_;
+  std::vector<int64_t> taps_;
+  RopeTables rope_;
+  float score_scale_;
+  const void* embedding_;
+  Matrix lm_head_;
+  Buffer final_norm_;
+  std::vector<Layer> layers_;
+  // Activations of one pass, [max_rows, …]
+  Buffer x_, h_, qkv_a_, q_lora_, q_, attention_, mlp_, router_scores_, expert_, expert_weight_, experts_scratch_;
+};
+
+}  // namespace kdt

@@ -1,0 +1,269 @@
+// THE SEAM: every operation a backend provides. The models and the round are written once over these.
+//
+// Rules for a backend (design invariants 1, 2 and 4; docs/numerics.md has every rounding point)
+//   - An output row depends on that row's inputs alone, to the bit: never on how many rows there are or who they belong to.
+//   - No allocation and no host synchronisation inside an operation; scratch memory is in the arguments.
+//   - Every operation is implemented; there are no defaults.
+// Shapes are row-major. `Act` arrays have the backend's activation type (activation_bytes() each).
+#pragma once
+
+#include <span>
+
+#include "ops/types.h"
+
+namespace kdt {
+
+// A BF16 matrix of a checkpoint, row-major [n_out, n_in], not necessarily aligned.
+struct MatrixSource {
+  const std::byte* bf16;
+  int64_t n_out, n_in;
+  int64_t row_stride = 0;    // elements from one row to the next; 0: n_in
+};
+
+// One expert projection of a checkpoint: compressed-tensors pack-quantized INT4.
+struct Int4Source {
+  const std::byte* packed;   // int32 [n_out, n_in / 8]: element i of a word in bits 4i..4i+3, stored + 8
+  const std::byte* scale;    // bf16 [n_out, n_in / group]
+  int64_t n_out, n_in;
+};
+
+struct EmbedArgs {
+  Rows rows;
+  const void* table;         // bf16 [vocab, hidden], upload_raw
+  int64_t hidden;
+  Act* out;                  // [n, hidden]
+};
+
+// Which rows of an array an operation works on: row i lies at (index ? index[i] : i) * stride elements; stride 0: dense.
+struct RowLayout {
+  int64_t stride = 0;
+  const int32_t* index = nullptr;
+};
+
+struct RmsNormArgs {
+  int64_t n, width;
+  const Act* x;              // rows of at least `width`
+  const float* weight;       // [width]
+  float eps;
+  Act* out;                  // rows of at least `width`; may be x
+  RowLayout x_rows = {}, out_rows = {};
+};
+
+struct LinearArgs {
+  int64_t n;
+  const Act* x;              // rows of n_in
+  const Matrix* weight;      // [n_out, n_in]
+  Act* out;                  // rows of n_out
+  bool accumulate = false;   // out += x Wᵀ (the residual), else out = x Wᵀ
+  RowLayout x_rows = {}, out_rows = {};
+};
+
+struct CopyArgs {
+  int64_t elements;
+  const Act* from;
+  Act* to;
+};
+
+// out += down(silu(gate(x)) * up(x)), for the rows `index` of x and out (null: the first n).
+struct MlpArgs {
+  int64_t n;
+  const Act* x;              // [n, hidden]
+  const Matrix* gate_up;     // upload_gate_up: [2 * width, hidden]
+  const Matrix* down;        // [hidden, width]
+  Act* scratch;              // [n, width]
+  Act* out;                  // [n, hidden]
+  const int32_t* index = nullptr;
+};
+
+// Normalises the latent, rotates k_pe and writes both: committed rows to their page slot, draft nodes to their scratch row.
+struct LatentWriteArgs {
+  Rows rows;
+  const StreamPages* streams;
+  const Act* kv;             // [n, kv_stride]: latent kv_lora | k_pe rope, in the first kv_lora + rope of each row
+  int64_t kv_stride;
+  const float* norm_weight;  // [kv_lora]
+  float eps;
+  RopeTable rope;            // interleaved pairs
+  int64_t kv_lora;
+  void* pages;               // this layer's pool, latent_page_bytes() a page
+  void* scratch;             // this layer's scratch rows, latent_scratch_bytes()
+};
+
+// Absorbed multi-head latent attention, position-ordered: keys are folded in segments of 64 positions, ascending.
+struct MlaAttentionArgs {
+  Rows rows;
+  const StreamPages* streams;
+  Act* q;                    // [n, heads * (nope + rope)], before RoPE; overwritten
+  const Matrix* w_uk;        // [heads] of [kv_lora, nope]
+  const Matrix* w_uv;        // [heads] of [v_head, kv_lora]
+  int64_t n_heads, nope, kv_lora, v_head;
+  RopeTable rope;
+  float scale;               // of the scores, YaRN's mscale² included
+  const void* pages;
+  const void* scratch;
+  Act* out;                  // [n, heads * v_head]
+};
+
+// Sigmoid router with a correction bias: the top `k` of sigmoid(x Wᵀ) + bias, best first, ties to the lower expert.
+struct RouteArgs {
+  int64_t n;
+  const Act* x;              // [n, hidden]
+  const Matrix* gate;        // [n_experts, hidden]
+  const float* bias;         // [n_experts]
+  int64_t n_experts, k;
+  bool normalise;            // weights /= their sum + 1e-20
+  float scaling;
+  float* scores;             // scratch [n, n_experts]
+  int32_t* expert;           // out [n, k]
+  float* weight;             // out [n, k]: the scores without the bias
+};
+
+// out += Σ_k weight_k · expert_k(x), ascending k in fp32, + shared(x). Experts compute from packed INT4.
+struct ExpertsArgs {
+  int64_t n, hidden;
+  const Act* x;              // [n, hidden]
+  const int32_t* expert;     // [n, k]
+  const float* weight;       // [n, k]
+  int64_t n_experts, k;
+  const Matrix* gate_up;     // [n_experts], upload_int4_gate_up: [2 * width, hidden]
+  const Matrix* down;        // [n_experts] of [hidden, width] INT4
+  int64_t width;
+  const Matrix* shared_gate_up;   // BF16, upload_gate_up: [2 * shared width, hidden]
+  const Matrix* shared_down;      // BF16 [hidden, shared width]
+  void* scratch;             // experts_scratch_bytes()
+  Act* out;                  // [n, hidden]
+};
+
+// Per-position candidates of the drafter: the k best tokens and their log-probabilities.
+struct TopKArgs {
+  int64_t n, vocab, k;
+  const float* logits;       // [n, vocab]; NaN counts as -inf
+  // When not null: rows are ranked by log q / T + noise, and the log-probability is that of softmax over that sum.
+  const Sampling* sampling;  // [n / depths] one a stream
+  int64_t depths;            // rows a stream
+  const int32_t* position;   // [n] of the candidate token
+  int32_t* token;            // out [n, k], best first, ties to the lower id
+  float* log_q;              // out [n, k]
+};
+
+// The target's own token at every row: penalties none, temperature, top-k, top-p, min-p, then Gumbel-max by counter noise.
+struct SampleArgs {
+  Rows rows;
+  int64_t vocab;
+  const float* logits;       // [n, vocab]
+  const Sampling* sampling;  // by stream
+  int32_t* token;            // out [n]: of position + 1
+};
+
+// The drafter's context keys and values of committed rows: k_norm, RoPE (half-split), into the stream's draft pages.
+struct DraftContextArgs {
+  Rows rows;                 // committed rows only
+  const StreamPages* streams;
+  const Act* kv;             // [n, 2 * kv_heads * head_dim]: keys, then values, of one drafter layer
+  const float* k_norm;       // [head_dim]
+  float eps;
+  RopeTable rope;
+  int64_t n_kv_heads, head_dim;
+  void* pages;               // this drafter layer's pool, draft_page_bytes() a page
+};
+
+// Non-causal attention of one block a stream over its context (within the window) and the block itself.
+struct DraftAttentionArgs {
+  int64_t n_streams, block;  // rows = n_streams * block
+  const int32_t* start;      // [n_streams] position of the anchor; context is positions below it
+  const StreamPages* streams;
+  Act* qkv;                  // [n, (heads + 2 * kv_heads) * head_dim], before norm and RoPE; overwritten
+  const float* q_norm;       // [head_dim]
+  const float* k_norm;
+  float eps;
+  RopeTable rope;
+  int64_t n_heads, n_kv_heads, head_dim;
+  int64_t window;            // 0: all of the context; else a query at p sees keys k with p - k < window
+  int64_t first_query, n_queries;   // only these rows of each block are computed
+  const void* pages;
+  Act* out;                  // [n, heads * head_dim]
+};
+
+// One stream's tree: fills the node arrays; node 0 is the root (given), nodes 1..n are in order of weight.
+struct BuildTreeArgs {
+  int64_t depths, k;
+  const int32_t* token;      // [depths, k] candidates
+  const float* log_q;        // [depths, k], descending in k
+  int64_t budget;
+  bool spine;
+  int32_t* node_token;       // out [budget + 1]; [0] untouched
+  int32_t* node_parent;      // out [budget + 1]: index of a node; [0] = -1
+  int32_t* node_depth;       // out [budget + 1]; [0] = 0
+  float* node_weight;        // out [budget + 1]: log of the path's probability; [0] = 0
+  int64_t* n_nodes;          // out: nodes without the root
+};
+
+// From the root to the first sampled token that is no child: the accepted nodes and the bonus token.
+struct AcceptArgs {
+  int64_t n_nodes;           // without the root
+  const int32_t* node_token;
+  const int32_t* node_parent;
+  const int32_t* sample;     // [n_nodes + 1] the target's token after each node
+  int32_t* path;             // out [depths + 1]: accepted nodes, the root first
+  int64_t* n_path;
+};
+
+// Copies accepted nodes' latent KV from scratch rows to page slots, in every layer.
+struct CommitArgs {
+  int64_t n;
+  const int32_t* scratch_row;   // [n]
+  const int32_t* position;      // [n]
+  const StreamPages* stream;    // of these rows
+  int64_t n_layers;
+  int64_t kv_lora, rope_dim;
+  void* pages;                  // pool of layer 0
+  size_t layer_pages_bytes;     // from one layer's pool to the next
+  const void* scratch;
+  size_t layer_scratch_bytes;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  virtual const char* backend() const = 0;         // "cpu", "cuda"
+  virtual const char* instruction_set() const = 0;
+  virtual int threads() const = 0;
+  virtual size_t activation_bytes() const = 0;
+
+  // Memory and weights (at start, not in a round). Weights live as long as the backend.
+  virtual Buffer allocate(size_t bytes) = 0;
+  virtual void copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) = 0;     // from host memory
+  virtual void copy_out(const Buffer& from, size_t offset, void* to, size_t bytes) = 0;    // to host memory
+  virtual const void* upload_raw(const std::byte* source, size_t bytes) = 0;
+  virtual Matrix upload_matrix(std::span<const MatrixSource> stacked) = 0;   // stacked along n_out
+  virtual Matrix upload_gate_up(const MatrixSource& gate, const MatrixSource& up) = 0;
+  virtual Matrix upload_int4(const Int4Source& source, int64_t group_size) = 0;
+  virtual Matrix upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group_size) = 0;
+  virtual size_t latent_page_bytes(int64_t kv_lora, int64_t rope) const = 0;      // of one layer
+  virtual size_t latent_scratch_bytes(int64_t rows, int64_t kv_lora, int64_t rope) const = 0;  // of one layer
+  virtual size_t draft_page_bytes(int64_t n_kv_heads, int64_t head_dim) const = 0;
+  virtual size_t experts_scratch_bytes(int64_t rows, int64_t k, int64_t n_experts, int64_t width, int64_t shared_width,
+                                       int64_t hidden) const = 0;
+  virtual size_t weight_bytes() const = 0;         // uploaded so far
+
+  virtual void embed(const EmbedArgs& args) = 0;
+  virtual void rms_norm(const RmsNormArgs& args) = 0;
+  virtual void linear(const LinearArgs& args) = 0;
+  virtual void copy(const CopyArgs& args) = 0;
+  virtual void mlp(const MlpArgs& args) = 0;
+  virtual void latent_write(const LatentWriteArgs& args) = 0;
+  virtual void mla_attention(const MlaAttentionArgs& args) = 0;
+  virtual void route(const RouteArgs& args) = 0;
+  virtual void experts(const ExpertsArgs& args) = 0;
+  virtual void logits(const LinearArgs& args) = 0;  // out is float [n, vocab] on every backend
+  virtual void top_k(const TopKArgs& args) = 0;
+  virtual void sample(const SampleArgs& args) = 0;
+  virtual void draft_context(const DraftContextArgs& args) = 0;
+  virtual void draft_attention(const DraftAttentionArgs& args) = 0;
+  virtual void build_tree(const BuildTreeArgs& args) = 0;
+  virtual void accept(const AcceptArgs& args) = 0;
+  virtual void commit(const CommitArgs& args) = 0;
+};
+
+}  // namespace kdt

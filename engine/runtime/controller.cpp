@@ -1,0 +1,151 @@
+#include "runtime/controller.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kdt {
+namespace {
+
+constexpr int64_t kTreeBudget = 16;        // of mode tree, when none is given
+constexpr int64_t kAutoBudget = 63;        // the cost table ends at 64 rows
+constexpr double kRateMemory = 0.95;       // λ follows the last twenty rounds or so
+constexpr double kValueMemory = 0.8;       // whether to draft follows the last five drafts
+constexpr int64_t kFirstProbe = 8, kLastProbe = 128;   // plain rounds between two probes of the drafter
+constexpr int kMeasurements = 3;
+
+}  // namespace
+
+void RoundCosts::measure(Round& round, Stream& stream) {
+  StageSeconds time;
+  const std::vector<int32_t> prompt(32, 1);
+  round.prefill(stream, prompt, true, nullptr, time);
+  // The first pass of each size warms caches up; the fastest of the others is least disturbed by anything else.
+  for (const int64_t rows : spec::CostTable::kRows) {
+    double best = 1e30;
+    for (int i = 0; i < kMeasurements; ++i) best = std::min(best, round.measure_verify(stream, rows));
+    verify_.set(rows, best);
+  }
+  draft_.assign(static_cast<size_t>(round.max_depths()) + 1, 0.0);
+  for (int64_t depths = 1; depths <= round.max_depths(); ++depths) {
+    double best = 1e30;
+    for (int i = 0; i < kMeasurements; ++i) best = std::min(best, round.measure_draft(stream, depths));
+    draft_[static_cast<size_t>(depths)] = best;
+  }
+}
+
+void RoundCosts::observe_draft(int64_t depths, double seconds) {
+  const double ratio = seconds / draft(depths);
+  if (!(ratio > 0) || ratio > 3) return;   // disturbed by something else
+  for (double& cost : draft_) cost *= 1 + 0.05 * (ratio - 1);
+}
+
+double RoundCosts::draft(int64_t depths) const { return draft_[static_cast<size_t>(depths)]; }
+
+spec::Calibration& RoundCosts::calibration(const Sampling& sampling, bool noise_ranking) {
+  return calibration_[sampling.temperature <= 0 ? 0 : noise_ranking ? 2 : 1];
+}
+
+Controller::Controller(RoundCosts& costs, const RequestSettings& settings, const Round& round)
+    : costs_(costs), mode_(settings.speculate),
+      max_depths_(round.max_depths()), spine_(settings.spine),
+      noise_ranking_(settings.sampling.temperature > 0 && settings.ranking != Ranking::plain),
+      calibration_(costs.calibration(settings.sampling, noise_ranking_)), probe_after_(kFirstProbe) {
+  if (!round.has_drafter() || (mode_ == Speculate::automatic && !costs.measured())) mode_ = Speculate::off;
+  const int64_t most = round.limits().max_budget;
+  switch (mode_) {
+    case Speculate::automatic: budget_ = std::min(most, settings.budget > 0 ? settings.budget : kAutoBudget); break;
+    case Speculate::chain: budget_ = settings.budget > 0 ? std::min(settings.budget, max_depths_) : max_depths_; break;
+    default: budget_ = std::min(most, settings.budget > 0 ? settings.budget : kTreeBudget);
+  }
+  if (mode_ == Speculate::automatic) budget_ = std::min(budget_, kAutoBudget);
+  tokens_ = 1;
+  seconds_ = costs.verify().at(1);
+  usual_nodes_ = static_cast<double>(budget_);
+  usual_depth_ = static_cast<double>(max_depths_);
+  gain_.reserve(static_cast<size_t>(budget_) + 1);
+}
+
+DecodePlan Controller::plan_fixed(int64_t depth_room) const {
+  DecodePlan plan;
+  if (mode_ == Speculate::off || depth_room < 1) return plan;
+  plan.budget = budget_;
+  plan.depths = std::min({max_depths_, budget_, depth_room});
+  plan.chain = mode_ == Speculate::chain;
+  plan.spine = spine_;
+  plan.noise_ranking = noise_ranking_;
+  return plan;
+}
+
+bool Controller::wants_draft() {
+  if (draft_value_ >= 0) return true;
+  return since_draft_ >= probe_after_;
+}
+
+DecodePlan Controller::plan(int64_t wanted, int64_t depth_room) {
+  current_ = plan_fixed(depth_room);
+  if (mode_ != Speculate::automatic || current_.budget == 0) return current_;
+  // The bonus token alone is enough for the last one.
+  if (wanted == 1) return current_ = {};
+  current_.depths = std::min(current_.depths, wanted - 1);
+  if (!wants_draft()) {
+    current_ = {};
+    return current_;
+  }
+  // A little more than what lately paid: candidates and depths that are never verified cost time too.
+  const auto ample = [](double usual, int64_t spare) { return static_cast<int64_t>(std::ceil(usual)) + spare; };
+  current_.budget = std::min(budget_, ample(1.5 * usual_nodes_, 4));
+  current_.depths = std::min({current_.depths, current_.budget, ample(usual_depth_, 1)});
+  current_.cut = [this](const Tree& tree) { return cut(tree); };
+  return current_;
+}
+
+int64_t Controller::cut(const Tree& tree) {
+  gain_.assign(static_cast<size_t>(tree.n_nodes), 0.0);
+  for (size_t node = 1; node <= gain_.size(); ++node) {
+    const auto parent = static_cast<size_t>(tree.parent[node]);
+    const double above = parent == 0 ? 1.0 : gain_[parent - 1];
+    const double q = std::exp(static_cast<double>(tree.weight[node]) - static_cast<double>(tree.weight[parent]));
+    gain_[node - 1] = above * calibration_.accept_probability(q);
+  }
+  const double lambda = tokens_ / seconds_, draft_seconds = costs_.draft(current_.depths);
+  const spec::Choice choice = spec::choose_nodes(gain_, 0, costs_.verify(), draft_seconds, lambda);
+  const double plain = 1 - lambda * costs_.verify().at(1);
+  const double value = choice.value - plain;
+  draft_value_ = kValueMemory * draft_value_ + (1 - kValueMemory) * value;
+  int32_t depth = 0;
+  for (size_t node = 1; node <= static_cast<size_t>(choice.n_nodes); ++node) depth = std::max(depth, tree.depth[node]);
+  usual_nodes_ = std::max(static_cast<double>(choice.n_nodes), 0.9 * usual_nodes_);
+  usual_depth_ = std::max(static_cast<double>(depth), 0.9 * usual_depth_);
+  return choice.n_nodes;
+}
+
+void Controller::observe(const DecodeResult& result) {
+  const bool drafted = current_.budget > 0;
+  costs_.observe_verify(result.tree.n_nodes + 1, result.verify_seconds);
+  if (drafted) {
+    costs_.observe_draft(current_.depths, result.draft_seconds);
+    // Every child of a node that was reached had its chance.
+    for (size_t step = 0; step < result.path.size(); ++step) {
+      const int32_t reached = result.path[step];
+      const int32_t taken = step + 1 < result.path.size() ? result.path[step + 1] : -1;
+      for (size_t node = 1; node <= static_cast<size_t>(result.tree.n_nodes); ++node) {
+        if (result.tree.parent[node] != reached) continue;
+        const double q = std::exp(static_cast<double>(result.tree.weight[node]) -
+                                  static_cast<double>(result.tree.weight[static_cast<size_t>(reached)]));
+        calibration_.observe(q, static_cast<int32_t>(node) == taken);
+      }
+    }
+  }
+  if (mode_ != Speculate::automatic) return;
+  tokens_ = kRateMemory * tokens_ + static_cast<double>(result.tokens.size());
+  seconds_ = kRateMemory * seconds_ + result.draft_seconds + result.verify_seconds;
+  if (!drafted) {
+    ++since_draft_;
+    return;
+  }
+  // A probe that shows no gain makes the next one rarer.
+  probe_after_ = draft_value_ >= 0 ? kFirstProbe : std::min(kLastProbe, since_draft_ > 0 ? 2 * probe_after_ : probe_after_);
+  since_draft_ = 0;
+}
+
+}  // namespace kdt

@@ -1,0 +1,64 @@
+// Speculation that never loses: decides before each round whether to draft and how deep, and after the draft how many
+// nodes to verify. Fixed modes (off, chain, tree) keep to what the request asked for.
+//
+// Costs are the engine's: measured at start, refined by every round. What the drafter's probabilities are worth is
+// learnt too, apart for greedy decoding and for each ranking at temperature > 0. One thread (the decode thread).
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "runtime/request.h"
+#include "runtime/round.h"
+#include "spec/budget.h"
+
+namespace kdt {
+
+// The engine's costs and calibration, shared by all requests.
+class RoundCosts {
+ public:
+  // Measures behind a short prompt of arbitrary tokens; a few tens of milliseconds on the bundled model.
+  void measure(Round& round, Stream& stream);
+  bool measured() const { return !draft_.empty(); }
+  void observe_verify(int64_t rows, double seconds) { verify_.refine(rows, seconds); }
+  void observe_draft(int64_t depths, double seconds);
+  const spec::CostTable& verify() const { return verify_; }
+  double draft(int64_t depths) const;   // seconds of draft and build
+  spec::Calibration& calibration(const Sampling& sampling, bool noise_ranking);
+
+ private:
+  spec::CostTable verify_;
+  std::vector<double> draft_;           // by depths, [0] unused
+  std::array<spec::Calibration, 3> calibration_;
+};
+
+// The decisions of one request.
+class Controller {
+ public:
+  Controller(RoundCosts& costs, const RequestSettings& settings, const Round& round);
+
+  // `wanted`: tokens the request still wants, at least 1; `depth_room`: positions left behind the root.
+  DecodePlan plan(int64_t wanted, int64_t depth_room);
+  void observe(const DecodeResult& result);
+
+ private:
+  DecodePlan plan_fixed(int64_t depth_room) const;
+  bool wants_draft();
+  int64_t cut(const Tree& tree);
+
+  RoundCosts& costs_;
+  Speculate mode_;
+  int64_t budget_, max_depths_;
+  bool spine_, noise_ranking_;
+  spec::Calibration& calibration_;
+
+  // auto: running committed tokens and seconds (λ is their ratio), and what drafting was lately expected to be worth.
+  double tokens_, seconds_;
+  double draft_value_ = 0;              // of choose_nodes, less what a plain round is worth
+  int64_t since_draft_ = 0, probe_after_;
+  double usual_nodes_, usual_depth_;
+  DecodePlan current_;
+  std::vector<double> gain_;
+};
+
+}  // namespace kdt

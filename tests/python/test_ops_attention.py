@@ -1,0 +1,270 @@
+"""Latent attention over pages and draft trees, for every instruction set: against the numpy reference, and bit for bit
+against the same token committed.
+
+Pools and scratch are all NaN at first, so whatever an op reads that it should not shows."""
+import numpy as np
+import pytest
+
+from op_checks import THREADS, assert_close, backends, bf16_matrix, same_bits
+from op_hooks import Guarded, Rows
+from reference import attention, layers
+
+YARN = dict(factor=4.0, original_max_position_embeddings=1024, beta_fast=32.0, beta_slow=1.0, mscale=1.0,
+            mscale_all_dim=1.0)
+EPS = 1e-5
+# heads, nope, rope, kv_lora, v_head
+SHAPES = [(1, 32, 32, 128, 32), (3, 16, 8, 24, 20), (5, 7, 2, 17, 3), (8, 32, 32, 128, 32), (2, 128, 64, 512, 128)]
+SMALL = SHAPES[1]
+
+
+class Mla:
+  """Weights of one layer, and what its ops do to given rows."""
+
+  def __init__(self, rng, shape):
+    self.heads, self.nope, self.rope, self.lora, self.v_head = shape
+    self.uk, self.uk_values = zip(*(bf16_matrix(rng, self.lora, self.nope) for _ in range(self.heads)))
+    self.uv, self.uv_values = zip(*(bf16_matrix(rng, self.v_head, self.lora) for _ in range(self.heads)))
+    self.norm = rng.uniform(0.5, 1.5, self.lora).astype(np.float32)
+    self.cos, self.sin = layers.rope_table(512, self.rope, 50000.0, YARN)
+    self.scale = float(np.float32((self.nope + self.rope) ** -0.5 * 1.3))
+
+  def tokens(self, rng, n):
+    """What the projections of n tokens gave: kv [n, lora + rope], q [n, heads * (nope + rope)]."""
+    draw = lambda width: (rng.standard_normal((n, width)) * 2).astype(np.float32)
+    return draw(self.lora + self.rope), draw(self.heads * (self.nope + self.rope))
+
+  def upload(self, backend):
+    return (np.array([backend.matrix(w) for w in self.uk], np.int64),
+            np.array([backend.matrix(w) for w in self.uv], np.int64))
+
+  def memory(self, backend, n_pages, n_rows):
+    """(pages, scratch): all NaN."""
+    page, scratch, _ = backend.page_sizes(self.lora, self.rope, n_rows)
+    return Guarded((n_pages, page), np.uint8, 0xFF, True), Guarded((max(scratch, 1),), np.uint8, 0xFF, True)
+
+  def write(self, backend, rows, tables, kv, pages, scratch):
+    padded = np.full((len(kv), self.lora + self.rope + 3), np.nan, np.float32)
+    padded[:, :-3] = kv
+    backend.call("latent_write", rows, tables, len(tables), tables.shape[1], padded, padded.shape[1], self.norm, EPS,
+                 self.cos, self.sin, self.rope, self.lora, pages.array, scratch.array)
+    pages.check(), scratch.check()
+
+  def attend(self, backend, weights, rows, tables, q, pages, scratch):
+    out = Guarded((len(rows), self.heads * self.v_head))
+    backend.call("mla_attention", rows, tables, len(tables), tables.shape[1], q.copy(), *weights, self.heads, self.nope,
+                 self.lora, self.v_head, self.cos, self.sin, self.rope, self.scale, pages.array, scratch.array,
+                 out.array)
+    return out.check()
+
+  def forward(self, backend, weights, rows, tables, kv, q, pages, scratch):
+    self.write(backend, rows, tables, kv, pages, scratch)
+    return self.attend(backend, weights, rows, tables, q, pages, scratch)
+
+  def want(self, kv, q, position, visible):
+    """The reference for tokens at these positions, visible bool [queries, keys] among them."""
+    kv, q = kv.astype(np.float64), q.astype(np.float64).reshape(len(q), self.heads, -1)
+    latent = layers.rms_norm(kv[:, :self.lora], self.norm, EPS)
+    cos, sin = self.cos[position].astype(np.float64), self.sin[position].astype(np.float64)
+    k_pe = layers.rotate_interleaved(kv[:, self.lora:], cos, sin)
+    q = np.concatenate((q[..., :self.nope],
+                        layers.rotate_interleaved(q[..., self.nope:], cos[:, None], sin[:, None])), -1)
+    uk = np.stack(self.uk_values).transpose(0, 2, 1)        # [heads, nope, lora], as kv_b_proj has it
+    return attention.mla(q, latent, k_pe, uk, np.stack(self.uv_values), self.scale, visible)
+
+
+def shuffled_tables(rng, n_streams, width):
+  """Pages of no particular order, none shared: [n_streams, width], and how many there are."""
+  return rng.permutation(n_streams * width).reshape(n_streams, width).astype(np.int32), n_streams * width
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_prompts(backends, shape):
+  """Streams of ragged lengths in one batch; the same in chunks, alone, token by token, at any number of threads."""
+  rng = np.random.default_rng(shape[3])
+  layer = Mla(rng, shape)
+  lengths = [1, 63, 64, 65, 150]
+  tables, n_pages = shuffled_tables(rng, len(lengths), 3)
+  stream = np.repeat(np.arange(len(lengths)), lengths)
+  position = np.concatenate([np.arange(n) for n in lengths])
+  kv, q = layer.tokens(rng, len(stream))
+  whole = None
+  for threads in THREADS:
+    backend = backends[threads]
+    weights = layer.upload(backend)
+    pages, scratch = layer.memory(backend, n_pages, len(stream))
+    got = layer.forward(backend, weights, Rows(position, stream), tables, kv, q, pages, scratch)
+    whole = got if whole is None else whole
+    assert same_bits(got, whole)
+    # In chunks; every fourth one is the end of one stream and the beginning of the next.
+    chunked, again = layer.memory(backend, n_pages, len(stream))
+    cuts = np.sort(rng.choice(len(stream), 9, replace=False))
+    for chunk in np.split(np.arange(len(stream)), cuts):
+      part = layer.forward(backend, weights, Rows(position[chunk], stream[chunk]), tables, kv[chunk], q[chunk], chunked,
+                           again)
+      assert same_bits(part, whole[chunk])
+    assert same_bits(chunked.array, pages.array)
+    for i in rng.choice(len(stream), 12, replace=False):
+      one = layer.attend(backend, weights, Rows(position[i:i + 1], stream[i:i + 1]), tables, q[i:i + 1], pages, scratch)
+      assert same_bits(one, whole[i:i + 1])
+    mixed = rng.permutation(len(stream))
+    assert same_bits(layer.attend(backend, weights, Rows(position[mixed], stream[mixed]), tables, q[mixed], pages,
+                                  scratch), whole[mixed])
+  for s in range(len(lengths)):
+    own = stream == s
+    want = layer.want(kv[own], q[own], position[own], np.tril(np.ones((lengths[s],) * 2, bool)))
+    assert_close(whole[own], want, 2e-5 * (1 + np.abs(want)))
+
+
+def random_parents(rng, n_nodes, style):
+  """Parents of nodes 1..n as node numbers: a chain, a bush, or deep with branches."""
+  if style == "chain":
+    return list(range(n_nodes))
+  reach = (lambda i: 0) if style == "bush" else (lambda i: max(0, i - 4))
+  return [int(rng.integers(reach(i), i)) for i in range(1, n_nodes + 1)]
+
+
+def path_to(parents, node):
+  path = [node]
+  while path[-1]:
+    path.append(parents[path[-1] - 1])
+  return path[::-1]
+
+
+class Stream:
+  """A committed context, and a tree whose root is the first token after it."""
+
+  def __init__(self, rng, layer, context, parents):
+    self.context, self.parents = context, parents
+    self.depth = np.array([0] + [len(path_to(parents, i)) - 1 for i in range(1, len(parents) + 1)])
+    self.old_kv, _ = layer.tokens(rng, context)
+    self.kv, self.q = layer.tokens(rng, len(parents) + 1)
+
+
+@pytest.mark.parametrize("shape,style,seed", [(shape, style, seed) for shape in SHAPES for seed, style in
+                                              enumerate(("chain", "bush", "deep"))] +
+                         [(SMALL, "deep", seed) for seed in range(3, 13)])
+def test_draft_node_is_the_committed_token(backends, shape, style, seed):
+  """In one batch: trees of several streams, and a prompt's rows. Each node equals its path alone, and the same tokens
+  committed and decoded; the commit op leaves the pages that writing the tokens there leaves."""
+  rng = np.random.default_rng([seed, shape[3]])
+  layer = Mla(rng, shape)
+  streams = [Stream(rng, layer, int(rng.choice([0, 1, 5, 62, 63, 64, 100, 127, 128])),
+                    random_parents(rng, int(rng.integers(1, 90 if style == "chain" else 40)), style)) for _ in range(3)]
+  tables, n_pages = shuffled_tables(rng, len(streams) + 1, 4)
+  prompt_kv, prompt_q = layer.tokens(rng, 70)
+
+  # The batch: rows of all streams interleaved, each stream's own in order.
+  order = rng.permutation(np.repeat(np.arange(len(streams)), [len(s.kv) for s in streams]))
+  row_of = [np.flatnonzero(order == s) for s in range(len(streams))]
+  node_of = np.empty(len(order), int)
+  for rows in row_of:
+    node_of[rows] = np.arange(len(rows))
+  stream_row = lambda f: [f(streams[s], s, node) for s, node in zip(order, node_of)]
+  position = stream_row(lambda s, _, node: s.context + s.depth[node]) + list(range(70))
+  parent = stream_row(lambda s, i, node: row_of[i][s.parents[node - 1]] if node else -1) + [-1] * 70
+  visible = stream_row(lambda s, _, node: s.context + 1) + list(range(1, 71))
+  rows = Rows(position, list(order) + [len(streams)] * 70, parent, visible)
+  kv = np.concatenate((np.stack(stream_row(lambda s, _, node: s.kv[node])), prompt_kv))
+  q = np.concatenate((np.stack(stream_row(lambda s, _, node: s.q[node])), prompt_q))
+
+  tree_bits = None
+  for threads in THREADS:
+    backend = backends[threads]
+    weights = layer.upload(backend)
+    pages, scratch = layer.memory(backend, n_pages, len(rows))
+    for i, s in enumerate(streams):
+      if s.context:
+        layer.write(backend, Rows(np.arange(s.context), [i] * s.context), tables, s.old_kv, pages, scratch)
+    context_pages = pages.array.copy()
+    got = layer.forward(backend, weights, rows, tables, kv, q, pages, scratch)
+    tree_bits = got if tree_bits is None else tree_bits
+    assert same_bits(got, tree_bits)
+
+    for i, s in enumerate(streams):
+      deepest = int(s.depth.argmax())
+      for node in {deepest, 0, *rng.integers(0, len(s.kv), 2).tolist()}:
+        path = path_to(s.parents, node)
+        n, row = len(path), row_of[i][node]
+        places = s.context + np.arange(n)
+        # The path alone, with scratch of its own.
+        alone_pages, alone_scratch = layer.memory(backend, n_pages, n)
+        alone_pages.array[...] = context_pages
+        chain = Rows(places, [i] * n, [-1] + list(range(n - 1)), [s.context + 1] * n)
+        alone = layer.forward(backend, weights, chain, tables, s.kv[path], s.q[path], alone_pages, alone_scratch)
+        assert same_bits(alone[-1], got[row]), (i, node)
+        # Committed, then the token alone.
+        _, unused = layer.memory(backend, 1, 1)
+        alone_pages.array[...] = context_pages
+        layer.write(backend, Rows(places, [i] * n), tables, s.kv[path], alone_pages, unused)
+        decoded = layer.attend(backend, weights, Rows(places[-1:], [i]), tables, s.q[node:node + 1], alone_pages,
+                               unused)
+        assert same_bits(decoded[0], got[row]), (i, node)
+        # The commit op, from the batch's scratch rows.
+        committed, _ = layer.memory(backend, n_pages, 1)
+        committed.array[...] = context_pages
+        layer.write(backend, Rows(places[:1], [i]), tables, s.kv[:1], committed, unused)
+        backend.call("commit", n - 1, row_of[i][path[1:]].astype(np.int32), places[1:].astype(np.int32), tables[i], 1,
+                     layer.lora, layer.rope, committed.array, committed.array.nbytes, scratch.array,
+                     scratch.array.nbytes)
+        assert same_bits(committed.check(), alone_pages.array)
+
+  for i, s in enumerate(streams):
+    everything = np.concatenate((s.old_kv, s.kv))
+    queries = np.concatenate((np.zeros((s.context, s.q.shape[1]), np.float32), s.q))
+    among = attention.ancestors_visible([-1] + s.parents)
+    seen = np.zeros((len(everything),) * 2, bool)
+    seen[:s.context, 0] = True
+    seen[s.context:, :s.context], seen[s.context:, s.context:] = True, among
+    places = np.concatenate((np.arange(s.context), s.context + s.depth))
+    want = layer.want(everything, queries, places, seen)[s.context:]
+    assert_close(tree_bits[row_of[i]], want, 2e-5 * (1 + np.abs(want)))
+
+
+def test_commit_of_layers(backends):
+  """Layers lie layer_pages_bytes and layer_scratch_bytes apart; what is between stays as it is."""
+  rng = np.random.default_rng(4)
+  layer, backend = Mla(rng, SMALL), backends[2]
+  page, scratch_bytes, _ = backend.page_sizes(layer.lora, layer.rope, 6)
+  pool, scratch = (Guarded((3, size + 128), np.uint8, 0x7F, True) for size in (2 * page, scratch_bytes))
+  table, tables = np.array([1, 0], np.int32), np.array([[1, 0]], np.int32)
+  before, want = pool.array.copy(), pool.array.copy()
+  rows = Rows(np.arange(60, 66), parent=[-1, 0, 1, 2, 3, 4], visible=[61] * 6)
+  one = Guarded((2 * page,), np.uint8, 0x7F, True)
+  for i in range(3):
+    kv, _ = layer.tokens(rng, 6)
+    own = Guarded((scratch_bytes,), np.uint8, 0xFF, True)
+    one.array[...] = 0x7F
+    layer.write(backend, rows, tables, kv, one, own)
+    scratch.array[i, :scratch_bytes] = own.array
+    one.array[...] = 0x7F
+    layer.write(backend, Rows([62, 63, 64]), tables, kv[[2, 3, 4]], one, own)
+    want[i, :2 * page] = one.array
+  backend.call("commit", 3, np.array([2, 3, 4], np.int32), np.array([62, 63, 64], np.int32), table, 3, layer.lora,
+               layer.rope, pool.array, pool.array.strides[0], scratch.array, scratch.array.strides[0])
+  assert same_bits(pool.check(), want) and not same_bits(before, want)
+  backend.call("commit", 0, table, table, table, 3, layer.lora, layer.rope, pool.array, pool.array.strides[0],
+               scratch.array, scratch.array.strides[0])
+  assert same_bits(pool.check(), want)
+
+
+def test_no_rows(backends):
+  layer = Mla(np.random.default_rng(0), SMALL)
+  pages, scratch = layer.memory(backends[2], 1, 1)
+  kv, q = layer.tokens(np.random.default_rng(0), 0)
+  tables = np.zeros((1, 1), np.int32)
+  out = layer.forward(backends[2], layer.upload(backends[2]), Rows([]), tables, kv, q, pages, scratch)
+  assert out.shape == (0, layer.heads * layer.v_head)
+  assert (pages.array == 0xFF).all() and (scratch.array == 0xFF).all()
+
+
+def test_large_scores_do_not_overflow(backends):
+  """Scores of thousands: the running maximum keeps every exponential in range."""
+  rng = np.random.default_rng(9)
+  layer = Mla(rng, SMALL)
+  kv, q = layer.tokens(rng, 140)
+  q *= 1000
+  pages, scratch = layer.memory(backends[1], 3, 1)
+  tables = np.array([[2, 0, 1]], np.int32)
+  got = layer.forward(backends[1], layer.upload(backends[1]), Rows(np.arange(140)), tables, kv, q, pages, scratch)
+  assert np.isfinite(got).all()
+  assert_close(got, layer.want(kv, q, np.arange(140), np.tril(np.ones((140, 140), bool))), 0.05)

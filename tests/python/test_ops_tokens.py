@@ -1,0 +1,160 @@
+"""Candidates and samples of every instruction set, against the numpy reference."""
+import numpy as np
+import pytest
+
+import op_hooks
+from op_checks import assert_close, backends, check_rows_independent, same_bits
+from reference import sampling
+
+# (seed, choice, position, token) -> (word, Gumbel noise): the vectors of docs/numerics.md.
+NOISE_VECTORS = [
+    ((0, 0, 0, 0), (0x6627E8D5, 0.08482025111138775)),
+    ((1, 0, 1, 2), (0x971C0B2F, 0.6402276442356433)),
+    ((0x0123456789ABCDEF, 0, 17, 2047), (0xA91D6AED, 0.8804434837032042)),
+    ((0xFFFFFFFFFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF), (0xEEC03824, 2.6627392683313778)),
+    ((42, 3, 131071, 163839), (0x24D368BA, -0.6621611860623614)),
+]
+
+
+def test_noise_vectors():
+  for arguments, (word, noise) in NOISE_VECTORS:
+    assert op_hooks.noise(*arguments)[0] == word
+    assert int(sampling.noise_words(*arguments)) == word
+    assert abs(op_hooks.noise(*arguments)[1] - noise) < 1e-13 * max(1, abs(noise))
+    assert abs(sampling.gumbel(word) - noise) < 1e-13 * max(1, abs(noise))
+
+
+def test_noise_at_the_ends():
+  """Finite for every word."""
+  assert sampling.gumbel(np.array([0, 0xFFFFFFFF], np.uint32)).tolist() == pytest.approx([-3.1300, 22.8739], abs=1e-4)
+
+
+def hostile_logits(rng, n, vocab):
+  """Plain rows, rows of many ties, with NaN, with -inf, of nothing but one value, NaN or -inf."""
+  logits = (rng.standard_normal((n, vocab)) * rng.uniform(0.1, 8, (n, 1))).astype(np.float32)
+  for i in range(n):
+    kind = i % 8
+    if kind == 1:
+      logits[i] = np.round(logits[i])
+    elif kind == 2:
+      logits[i, rng.random(vocab) < 0.3] = np.nan
+    elif kind == 3:
+      logits[i, rng.random(vocab) < 0.6] = -np.inf
+    elif kind == 4:
+      logits[i] = [3.25, np.nan, -np.inf][i // 8 % 3]
+    elif kind == 5:
+      logits[i] = -np.inf
+      logits[i, rng.integers(vocab)] = -1e4
+  return logits
+
+
+def check_candidates(token, log_q, scores, tolerance, exact_ties):
+  """token, log_q [k] of one row with float64 scores [vocab]; ties of equal scores are exact only for plain ranking."""
+  k = len(token)
+  want_token, want = sampling.top_k(scores[None], k)
+  assert len(set(token.tolist())) == k and token.min() >= 0 and token.max() < len(scores)
+  finite = np.isfinite(want[0])
+  assert (log_q[~finite] == -np.inf).all()
+  assert_close(log_q[finite], want[0][finite], tolerance)
+  if exact_ties:
+    assert token.tolist() == want_token[0].tolist()
+  else:
+    own = sampling.log_softmax(scores[None])[0][token]
+    assert_close(log_q[finite], own[finite], tolerance)
+  assert (log_q[1:] <= log_q[:-1]).all()
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 7, 31, 100, 129, 2048])
+def test_top_k(backends, vocab):
+  rng = np.random.default_rng(vocab)
+  n = 33
+  logits = hostile_logits(rng, n, vocab)
+  for k in sorted({1, 2, 7, 16, 128, 129, 1024, vocab} & set(range(1, vocab + 1))):
+    run = lambda backend, _, rows: backend.top_k(logits[rows], k)
+    token, log_q = check_rows_independent(backends, lambda b: None, run, n, rng)
+    for i in range(n):
+      size = 1 + np.abs(logits[i][np.isfinite(logits[i])]).max(initial=0)
+      check_candidates(token[i], log_q[i], logits[i].astype(np.float64), 4e-6 * size, True)
+
+
+def test_top_k_with_noise(backends):
+  rng = np.random.default_rng(7)
+  vocab, depths = 300, 3
+  sampling_of = [dict(temperature=t, seed=int(rng.integers(1 << 63)), choice=int(c))
+                 for t, c in ((0.6, 0), (0.0, 0), (1.0, 5), (0.05, 0), (8.0, 1))]
+  n = len(sampling_of) * depths
+  logits = hostile_logits(rng, n, vocab)
+  position = rng.integers(0, 5000, n)
+  whole = backends[1].top_k(logits, 40, sampling_of, position)
+  for i in range(n):
+    s = sampling_of[i // depths]
+    alone = backends[3].top_k(logits[i:i + 1], 40, [s], position[i:i + 1])
+    assert all(same_bits(np.ascontiguousarray(a[i:i + 1]), b) for a, b in zip(whole, alone))
+    if s["temperature"] == 0:
+      plain = backends[2].top_k(logits[i:i + 1], 40)
+      assert all(same_bits(a, b) for a, b in zip(plain, alone))
+      continue
+    scores = sampling.noisy_logits(logits[i], s, position[i])
+    scale = 1 + np.abs(scores[np.isfinite(scores)]).max(initial=0)
+    check_candidates(whole[0][i], whole[1][i], scores, 2e-6 * scale, False)
+
+
+def settings(rng, vocab):
+  return dict(temperature=float(rng.choice([0.0, 0.05, 0.6, 1.0, 1.0, 3.0, 100.0])),
+              top_k=int(rng.choice([0, 0, 1, 2, 5, 40, vocab, vocab + 5])),
+              top_p=float(rng.choice([1.0, 1.0, 0.95, 0.5, 0.1, 1e-9])),
+              min_p=float(rng.choice([0.0, 0.0, 0.02, 0.3, 1.0])),
+              seed=int(rng.integers(0, 1 << 64, dtype=np.uint64)), choice=int(rng.integers(0, 4)))
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 5, 33, 130, 2048])
+def test_sample(backends, vocab):
+  rng = np.random.default_rng(vocab)
+  n, streams = 160, 40
+  logits = hostile_logits(rng, n, vocab)
+  sampling_of = [settings(rng, vocab) for _ in range(streams)]
+  stream, position = rng.integers(0, streams, n), rng.integers(0, 1 << 20, n)
+  run = lambda backend, _, rows: (backend.sample(logits[rows], position[rows], sampling_of, stream[rows]),)
+  (token,) = check_rows_independent(backends, lambda b: None, run, n, rng)
+  compared = 0
+  for i in range(n):
+    want, margin = sampling.sample(logits[i], int(position[i]), **sampling_of[stream[i]])
+    assert 0 <= token[i] < vocab
+    if margin > 1e-9:
+      compared += 1
+      assert token[i] == want, (i, sampling_of[stream[i]])
+  assert compared > 0.8 * n
+
+
+@pytest.mark.parametrize("cut", [("top_p",), ("min_p",), ("top_k",), ("top_p", "min_p", "top_k")], ids="-".join)
+def test_sample_at_the_thresholds(backends, cut):
+  """Few flat tokens and many settings: a threshold that is off by a hundredth picks another token somewhere."""
+  rng = np.random.default_rng(5)
+  n, vocab = 3000, 8
+  logits = (rng.standard_normal((n, vocab)) * 0.5).astype(np.float32)
+  position = rng.integers(0, 4096, n)
+  sampling_of = [dict(temperature=1.0, seed=i, top_p=rng.uniform(0.3, 1) if "top_p" in cut else 1.0,
+                      min_p=rng.uniform(0.3, 1) if "min_p" in cut else 0.0,
+                      top_k=int(rng.integers(1, vocab + 1)) if "top_k" in cut else 0) for i in range(n)]
+  token = backends[2].sample(logits, position, sampling_of, np.arange(n))
+  for i in range(n):
+    want, margin = sampling.sample(logits[i], int(position[i]), **sampling_of[i])
+    assert token[i] == want or margin < 1e-9, (i, sampling_of[i])
+
+
+def test_sample_of_infinite_logits(backends):
+  """+inf wins whatever the settings; the token is in range in every case."""
+  logits = np.zeros((3, 50), np.float32)
+  logits[0, 7], logits[1, [9, 3]], logits[2] = np.inf, np.inf, np.inf
+  for s in (dict(), dict(temperature=1.0), dict(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1)):
+    assert backends[2].sample(logits, [1, 2, 3], [s], [0, 0, 0]).tolist() == [7, 3, 0]
+
+
+def test_candidates_use_the_noise_of_the_sample(backends):
+  """With the target's own logits, the best noisy candidate of a position IS the token sampled for it."""
+  rng = np.random.default_rng(11)
+  logits = (rng.standard_normal((200, 97)) * 2).astype(np.float32)
+  position = rng.integers(0, 4000, 200)
+  s = dict(temperature=0.8, seed=123456789012345678, choice=2)
+  best = backends[2].top_k(logits, 1, [s], position + 1)[0][:, 0]
+  assert (best == backends[2].sample(logits, position, [s], np.zeros(200))).mean() > 0.99   # float32 may tie
