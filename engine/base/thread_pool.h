@@ -1,8 +1,9 @@
 // A pool of compute threads with a fixed partition of work.
 //
-// run(f) calls f(t) once for every t in [0, size), t = 0 on the calling thread, and returns when all are done. Which
-// thread computes what is a function of t and the sizes alone, so results never depend on timing. Between runs the
-// workers spin for a short while (a round forks dozens of times a millisecond), then sleep. One caller at a time.
+// run(f) calls f(t) once for every share t in [0, size) and returns when all are done. What a share computes is a function
+// of t and the sizes alone, so results never depend on timing. Worker t takes share t; the caller takes share 0 and then
+// every share whose worker has not begun, so a busy machine costs threads, not stalls. Between runs the workers spin for a
+// short while (a round forks dozens of times a millisecond), then sleep. One caller at a time.
 #pragma once
 
 #include <atomic>
@@ -39,6 +40,12 @@ class ThreadPool {
  private:
   void run_erased(void (*call)(void*, int), void* context);
   void work(int t);
+  bool claim(int t, uint32_t epoch);
+
+  // The last run in which share t was taken by somebody.
+  struct alignas(64) Claim {
+    std::atomic<uint32_t> epoch{0};
+  };
 
   int n_threads_;
   void (*call_)(void*, int) = nullptr;
@@ -46,6 +53,7 @@ class ThreadPool {
   alignas(64) std::atomic<uint32_t> epoch_{0};
   alignas(64) std::atomic<int> pending_{0};
   std::atomic<bool> stop_{false};
+  std::vector<Claim> claims_;
   std::vector<std::thread> workers_;
 };
 

@@ -60,6 +60,8 @@ uint32_t* CpuOps::weight_words(size_t bytes) {
   const size_t size = static_cast<size_t>(round_up(static_cast<int64_t>(bytes), 64));
   if (slabs_.empty() || slab_used_ + size > slabs_.back().bytes()) {
     slabs_.push_back(allocate(std::max(size, kSlabBytes)));
+    // Weights are streamed once a pass: with small pages most of a pass would be page walks. A wish; refusal is fine.
+    madvise(slabs_.back().data(), slabs_.back().bytes(), MADV_HUGEPAGE);
     slab_used_ = 0;
   }
   auto* words = reinterpret_cast<uint32_t*>(slabs_.back().as<std::byte>() + slab_used_);

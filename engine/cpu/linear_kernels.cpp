@@ -3,6 +3,7 @@
 #define HWY_TARGET_INCLUDE "cpu/linear_kernels.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/contrib/math/math-inl.h>
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
@@ -20,8 +21,12 @@ using U = hn::RebindToUnsigned<F>;
 using I = hn::RebindToSigned<F>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(F()));
 constexpr int kVectors = static_cast<int>(kPanelRows) / kLanes;   // of one panel
-constexpr int kMaxRows = 6;                                       // activation rows whose sums stay in registers
-constexpr int kMaxInt4Rows = 4;                                   // the same, while nibbles are decoded beside them
+// Activation rows whose sums stay in registers: of a decoded panel, of BF16, and while nibbles are decoded beside them.
+constexpr int kMaxRows = 6;
+constexpr int kMaxBf16Rows = 5;
+constexpr int kMaxInt4Rows = 4;
+// A panel is read line after line, once; the hardware's prefetchers stop at every page.
+constexpr int64_t kPrefetchWords = 32 * kPanelRows;
 constexpr int64_t kDequantRows = 12;                              // from here a panel is decoded once, to memory
 
 // Sums of R rows × P panels over BF16 inputs: out[r][P * 16].
@@ -39,6 +44,7 @@ HWY_INLINE void sum_bf16(const float* const* x, const uint32_t* w, int64_t panel
   const int64_t n_pairs = n_in / 2;
   for (int64_t k = 0; k < n_pairs; ++k) {
     const uint32_t* row = w + k * kPanelRows;
+    for (int p = 0; p < P; ++p) hwy::Prefetch(row + p * panel_stride + kPrefetchWords);
     hn::Vec<F> even[V], odd[V];
 #pragma GCC unroll 16
     for (int v = 0; v < V; ++v)
@@ -121,6 +127,7 @@ HWY_INLINE void sum_int4(const float* const* x, const uint32_t* w, int64_t panel
       scale[v] = scale_vector(scales + v / kVectors * scale_stride + g * kPanelRows + v % kVectors * kLanes);
     for (int64_t k = g * group; k < (g + 1) * group; k += 8) {
       hn::Vec<U> words[V];
+      for (int p = 0; p < P; ++p) hwy::Prefetch(w + p * panel_stride + k / 8 * kPanelRows + kPrefetchWords);
 #pragma GCC unroll 16
       for (int v = 0; v < V; ++v)
         words[v] = hn::Load(u, w + v / kVectors * panel_stride + k / 8 * kPanelRows + v % kVectors * kLanes);
@@ -234,7 +241,7 @@ void sum_rows(const float* const* x, int rows, const Panels& p, float* out) {
       if constexpr (P <= 2) return sum_block<2, P>(x, p, out);
       break;
     case 3:
-      if constexpr (P <= 2) return sum_block<3, P>(x, p, out);
+      if constexpr (P == 1) return sum_block<3, P>(x, p, out);
       break;
     case 4:
       if constexpr (P == 1) return sum_block<4, P>(x, p, out);
@@ -255,7 +262,7 @@ int64_t for_each_block(const LinearJob& job, int64_t panel, int64_t panel_end, c
   Panels p = panels_at(*job.weight, panel);
   HWY_ALIGN float sums[kMaxRows * 4 * kPanelRows];
   const float* x[kMaxRows];
-  if (job.n <= 3) {
+  if (job.n <= 2) {
     for (int r = 0; r < job.n; ++r) x[r] = job.x[r];
     const int rows = static_cast<int>(job.n);
     int64_t n = std::min<int64_t>(panel_end - panel, (p.scales || rows > 1) ? 2 : 4);
@@ -271,7 +278,7 @@ int64_t for_each_block(const LinearJob& job, int64_t panel, int64_t panel_end, c
     decode_int4_panel(p.words, p.scales, p.n_in, p.group, job.panel);
     p.decoded = job.panel;
   }
-  const int64_t most = (p.scales && !p.decoded) ? kMaxInt4Rows : kMaxRows;
+  const int64_t most = p.decoded ? kMaxRows : p.scales ? kMaxInt4Rows : kMaxBf16Rows;
   int64_t blocks = (job.n + most - 1) / most;
   for (int64_t first = 0; blocks > 0; --blocks) {
     const int rows = static_cast<int>((job.n - first + blocks - 1) / blocks);   // even blocks: 8 is 4 + 4, not 6 + 2

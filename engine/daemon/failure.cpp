@@ -1,5 +1,7 @@
 #include "failure.h"
 
+#include <iostream>
+
 namespace kdt {
 namespace {
 
@@ -23,6 +25,18 @@ std::string printable(std::string_view value) {
   return out;
 }
 
+// Length of the UTF-8 character that starts at `at`; 0 when there is none. Continuation bytes are checked, overlong
+// forms are not: terminals cope with those.
+size_t character_length(std::string_view text, size_t at) {
+  const auto lead = static_cast<unsigned char>(text[at]);
+  const size_t length = lead < 0x80 ? 1 : lead < 0xc2 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
+  if (length > text.size() - at) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((static_cast<unsigned char>(text[at + i]) & 0xc0) != 0x80) return 0;
+  }
+  return length;
+}
+
 std::string message(std::string_view field, std::string_view value, std::string_view expected) {
   return std::string(field) + ": " + printable(value) + ": expected " + std::string(expected);
 }
@@ -35,6 +49,16 @@ void fail_usage(std::string_view field, std::string_view value, std::string_view
 
 void fail_run(std::string_view field, std::string_view value, std::string_view expected) {
   throw Failure(kExitFailed, message(field, value, expected));
+}
+
+void print_error(std::string_view message) {
+  std::string line = "error: ";
+  for (size_t at = 0; at < message.size();) {
+    const size_t length = character_length(message, at);
+    line += length > 0 ? message.substr(at, length) : "?";
+    at += length > 0 ? length : 1;
+  }
+  std::cerr << line << std::endl;
 }
 
 }  // namespace kdt

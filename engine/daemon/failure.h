@@ -24,4 +24,7 @@ class Failure : public std::runtime_error {
 // An input or the run failed: exit code 1.
 [[noreturn]] void fail_run(std::string_view field, std::string_view value, std::string_view expected);
 
+// `error: <message>` on stderr. What is not UTF-8 in it (a path, an argument) is printed as question marks.
+void print_error(std::string_view message);
+
 }  // namespace kdt

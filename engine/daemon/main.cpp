@@ -47,10 +47,10 @@ int main(int argc, char** argv) {
   try {
     return kdt::run(std::vector<std::string>(argv + (argc > 0 ? 1 : 0), argv + argc));
   } catch (const kdt::Failure& failure) {
-    std::cerr << "error: " << failure.what() << std::endl;
+    kdt::print_error(failure.what());
     return failure.exit_code();
   } catch (const std::exception& error) {
-    std::cerr << "error: kdtree-run: " << error.what() << ": expected to run to its end" << std::endl;
+    kdt::print_error(std::string("kdtree-run: ") + error.what() + ": expected to run to its end");
     return kdt::kExitFailed;
   }
 }

@@ -73,6 +73,7 @@ class Request {
  private:
   const RequestSettings settings_;
   const Clock::time_point submitted_ = Clock::now();
+  Clock::time_point last_wake_{};   // decode thread only
   std::atomic<bool> cancelled_{false};
   mutable std::mutex mutex_;
   std::condition_variable ready_;

@@ -92,7 +92,7 @@ Tokenizer::~Tokenizer() = default;
 
 Tokenizer Tokenizer::load(const std::string& directory) {
   std::string model = read_text_file(directory + "/tiktoken.model", kMaxModelBytes);
-  std::string config = read_text_file(directory + "/tokenizer_config.json", kMaxConfigBytes);
+  std::string config = read_text_file(directory + "/tokenizer_config.json", kMaxTokenizerConfigBytes);
   return parse(model, config, directory);
 }
 

@@ -107,7 +107,7 @@ void parse_ranks(std::string_view model, const std::string& file, Vocabulary& ou
 
 std::vector<std::string> special_names(std::string_view config, const std::string& file, int32_t n_ranks) {
   std::vector<std::string> names(kReservedSpecials);
-  nlohmann::ordered_json json = parse_json(config, file, Status::bad_file, kMaxConfigBytes);
+  nlohmann::ordered_json json = parse_json(config, file, Status::bad_file, kMaxTokenizerConfigBytes);
   const std::string field = file + ": added_tokens_decoder";
   auto decoder = json.is_object() ? json.find("added_tokens_decoder") : json.end();
   if (decoder == json.end() || !decoder->is_object()) fail(Status::bad_file, field, "", "an object of special tokens");

@@ -35,6 +35,6 @@ void parse_vocabulary(std::string_view tiktoken_model, std::string_view tokenize
                       Vocabulary& out);
 
 constexpr uint64_t kMaxModelBytes = 64u << 20;
-constexpr uint64_t kMaxConfigBytes = 16u << 20;
+constexpr uint64_t kMaxTokenizerConfigBytes = 16u << 20;
 
 }  // namespace kdt

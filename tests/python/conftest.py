@@ -36,8 +36,9 @@ def golden(name):
 
 
 def clean_environment():
-  """The environment without KDTREE_* (each flag of kdtree-run has a variable) save the library's path."""
-  return {k: v for k, v in os.environ.items() if not k.startswith("KDTREE_") or k == "KDTREE_LIBRARY"}
+  """The environment without KDTREE_* (each flag of kdtree-run has a variable), save where library and models are."""
+  return {k: v for k, v in os.environ.items()
+          if not k.startswith("KDTREE_") or k in ("KDTREE_LIBRARY", "KDTREE_MODELS_DIR")}
 
 
 def kdtree_run(*arguments, timeout=300):

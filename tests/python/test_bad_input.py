@@ -16,9 +16,9 @@ def demand_error(done, codes, words=""):
   for report in ("Sanitizer", "runtime error:", "terminate called"):
     assert report not in err, err
   assert done.returncode in codes, (done.returncode, err)
-  assert err.startswith("error: "), err
-  assert ": expected " in err.splitlines()[0], err
-  assert words in err, err
+  lines = [line for line in err.splitlines() if not line.startswith("note: ")]
+  assert len(lines) == 1 and lines[0].startswith("error: ") and ": expected " in lines[0], err
+  assert words in lines[0], err
   assert done.stdout == b"", done.stdout
 
 

@@ -118,7 +118,7 @@ def test_bad_input_is_named(arguments, words):
 def test_invalid_utf8_is_refused(flag):
   done = subprocess.run([RUN.encode(), b"generate", flag.encode(), b"ab\xffcd"], capture_output=True,
                         env=clean_environment(), timeout=300)
-  assert_error(done, 1)
+  assert_error(done, 1, "UTF-8")
 
 
 # ------------------------------------------------------------------------------------------------ environment
