@@ -21,6 +21,7 @@ namespace {
 // Rows from which a cheap row-wise operation is worth waking the other threads for.
 constexpr int64_t kForkRows = 16;
 constexpr size_t kSlabBytes = 64 << 20;
+constexpr size_t kHugeFrom = 4 << 20;
 
 void unmap(void* data, size_t bytes) { munmap(data, bytes); }
 
@@ -44,6 +45,8 @@ Buffer CpuOps::allocate(size_t bytes) {
   void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED)
     throw Error(Status::out_of_memory, "memory", std::to_string(size) + " bytes", "that much address space to be free");
+  // Weights and KV are streamed once a pass: with small pages much of it would be page walks. A wish; refusal is fine.
+  if (size >= kHugeFrom) madvise(data, size, MADV_HUGEPAGE);
   return Buffer(data, size, unmap);
 }
 
@@ -60,8 +63,6 @@ uint32_t* CpuOps::weight_words(size_t bytes) {
   const size_t size = static_cast<size_t>(round_up(static_cast<int64_t>(bytes), 64));
   if (slabs_.empty() || slab_used_ + size > slabs_.back().bytes()) {
     slabs_.push_back(allocate(std::max(size, kSlabBytes)));
-    // Weights are streamed once a pass: with small pages most of a pass would be page walks. A wish; refusal is fine.
-    madvise(slabs_.back().data(), slabs_.back().bytes(), MADV_HUGEPAGE);
     slab_used_ = 0;
   }
   auto* words = reinterpret_cast<uint32_t*>(slabs_.back().as<std::byte>() + slab_used_);

@@ -11,17 +11,12 @@ namespace kdt::cpu {
 
 constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-// One page of one layer's latent KV, fp32: the keys once transposed (lanes are tokens) for the scores, and the latents
-// once more by token for the weighted sum.
+// One token's latent KV of one layer, fp32, in a page [64][stride] or a scratch row alike: latent | k_pe, each padded with
+// zeros to whole vectors. Keys are the whole row, values its first part.
 struct LatentLayout {
-  int64_t key_dims, value_stride, rope;
-  LatentLayout(int64_t kv_lora, int64_t rope_dim)
-      : key_dims(kv_lora + rope_dim), value_stride(round_up(kv_lora, 16)), rope(rope_dim) {}
-  int64_t page_floats() const { return (key_dims + value_stride) * kPageTokens; }
-  int64_t scratch_stride() const { return round_up(value_stride + rope, 16); }   // latent (padded) | k_pe
-  // In a page: keys [key_dims][64], then values [64][value_stride].
-  float* values(float* page) const { return page + key_dims * kPageTokens; }
-  const float* values(const float* page) const { return page + key_dims * kPageTokens; }
+  int64_t kv_lora, value_dims, rope, stride;
+  LatentLayout(int64_t lora, int64_t rope_dim)
+      : kv_lora(lora), value_dims(round_up(lora, 16)), rope(rope_dim), stride(value_dims + round_up(rope_dim, 16)) {}
 };
 
 // One page of one drafter layer: for every kv head, keys [head_dim][64] and values [64][value_stride].

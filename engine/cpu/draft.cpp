@@ -26,7 +26,7 @@ void CpuOps::draft_context(const DraftContextArgs& args) {
     const float* keys = static_cast<const float*>(args.kv) + i * 2 * width;
     const int64_t position = args.rows.position[i], slot = position % kPageTokens;
     const int32_t id = args.streams[args.rows.stream[i]].page_table[position / kPageTokens];
-    float* page = static_cast<float*>(args.pages) + id * layout.page_floats();
+    auto* page = reinterpret_cast<float*>(static_cast<std::byte*>(args.pages) + static_cast<size_t>(id) * args.page_stride);
     float* key = scratch(t);
     for (int64_t h = 0; h < args.n_kv_heads; ++h) {
       rms_norm_row(keys + h * args.head_dim, args.head_dim, args.k_norm, args.eps, key);
@@ -100,15 +100,16 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
             lo[i] = std::clamp<int64_t>(first_seen(query + i) - first, 0, n);
             hi[i] = n;
           }
-          attention_scores(q + query * dim, dim, count, dim, keys, key_stride, n, scale, s, kPageTokens);
+          attention_scores_transposed(q + query * dim, dim, count, dim, keys, key_stride, n, scale, s, kPageTokens);
           attention_fold(s, count, lo.data(), hi.data(), value_rows.data(), layout.value_stride,
                          {m + query, l + query, o + query * layout.value_stride});
         }
       };
       const int32_t* page_table = args.streams[stream].page_table;
       for (int64_t tile = first_seen(0) / kPageTokens; tile * kPageTokens < start; ++tile) {
-        const float* head = static_cast<const float*>(args.pages) + page_table[tile] * layout.page_floats() +
-                            kv_head * layout.head_floats();
+        const auto* page = static_cast<const std::byte*>(args.pages) +
+                           static_cast<size_t>(page_table[tile]) * args.page_stride;
+        const float* head = reinterpret_cast<const float*>(page) + kv_head * layout.head_floats();
         fold(tile * kPageTokens, std::min<int64_t>(kPageTokens, start - tile * kPageTokens), head, kPageTokens,
              head + dim * kPageTokens);
       }

@@ -63,7 +63,7 @@ void DFlash::commit(const Rows& rows, const int32_t* tap_row, const Act* taps, i
     const Layer& layer = layers_[i];
     ops_.linear({rows.n, feature_.data(), &layer.kv, context_kv_.data()});
     ops_.draft_context({rows, streams, context_kv_.data(), layer.k_norm.as<float>(), eps, rope_.view(), c.n_kv_heads,
-                        c.head_dim, static_cast<std::byte*>(cache.pages) + i * cache.layer_pages_bytes});
+                        c.head_dim, static_cast<std::byte*>(cache.pages) + i * cache.layer_page_bytes, cache.page_stride});
   }
 }
 
@@ -87,7 +87,8 @@ void DFlash::propose(int32_t anchor, int32_t start, int64_t depths, const Stream
     ops_.linear({block, h_.data(), &layer.kv, kv, false, {}, {qkv_width}});
     ops_.draft_attention({1, block, &start, stream, qkv_.data(), layer.q_norm.as<float>(), layer.k_norm.as<float>(), eps,
                           rope_.view(), c.n_heads, c.n_kv_heads, c.head_dim, layer.window, first, n,
-                          static_cast<std::byte*>(cache.pages) + i * cache.layer_pages_bytes, attention_.data()});
+                          static_cast<std::byte*>(cache.pages) + i * cache.layer_page_bytes, cache.page_stride,
+                          attention_.data()});
     ops_.linear({n, attention_.data(), &layer.o, x_.data(), true, rows, rows});
     ops_.rms_norm({n, c.hidden_size, x_.data(), layer.post_norm.as<float>(), eps, h_.data(), rows, rows});
     ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data(), rows.index});

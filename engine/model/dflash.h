@@ -16,9 +16,10 @@
 
 namespace kdt {
 
+// The drafter's context keys and values: a page holds its 64 tokens' part of every drafter layer.
 struct DraftCache {
-  void* pages;                // [draft layers] pools of layer_pages_bytes
-  size_t layer_pages_bytes;
+  void* pages;
+  size_t page_stride, layer_page_bytes;
 };
 
 class DFlash {

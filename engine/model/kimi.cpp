@@ -115,18 +115,19 @@ void Kimi::attention(const ForwardArgs& args, const Layer& layer, int64_t index)
   const ModelConfig& c = config_;
   const int64_t n = args.rows.n, qkv_width = c.q_lora_rank + c.kv_lora_rank + c.qk_rope_dim;
   const auto eps = static_cast<float>(c.rms_norm_eps);
-  auto* pages = static_cast<std::byte*>(args.cache.pages) + static_cast<size_t>(index) * args.cache.layer_pages_bytes;
+  auto* pages = static_cast<std::byte*>(args.cache.pages) + static_cast<size_t>(index) * args.cache.layer_page_bytes;
   auto* scratch = static_cast<std::byte*>(args.cache.scratch) + static_cast<size_t>(index) * args.cache.layer_scratch_bytes;
   const auto* kv = qkv_a_.as<std::byte>() + static_cast<size_t>(c.q_lora_rank) * ops_.activation_bytes();
 
   ops_.rms_norm({n, c.hidden_size, x_.data(), layer.input_norm.as<float>(), eps, h_.data()});
   ops_.linear({n, h_.data(), &layer.qkv_a, qkv_a_.data()});
   ops_.latent_write({args.rows, args.streams, kv, qkv_width, layer.kv_norm.as<float>(), eps, rope_.view(), c.kv_lora_rank,
-                     pages, scratch});
+                     pages, args.cache.page_stride, scratch});
   ops_.rms_norm({n, c.q_lora_rank, qkv_a_.data(), layer.q_norm.as<float>(), eps, q_lora_.data(), {qkv_width}});
   ops_.linear({n, q_lora_.data(), &layer.q_b, q_.data()});
   ops_.mla_attention({args.rows, args.streams, q_.data(), layer.w_uk.data(), layer.w_uv.data(), c.n_heads, c.qk_nope_dim,
-                      c.kv_lora_rank, c.v_head_dim, rope_.view(), score_scale_, pages, scratch, attention_.data()});
+                      c.kv_lora_rank, c.v_head_dim, rope_.view(), score_scale_, pages, args.cache.page_stride, scratch,
+                      attention_.data()});
   ops_.linear({n, attention_.data(), &layer.o, x_.data(), true});
 }
 

@@ -15,10 +15,10 @@
 
 namespace kdt {
 
-// Where the latent KV of every layer lives.
+// Where the latent KV lives: a page holds its 64 tokens' part of every layer, one after the other.
 struct LatentCache {
-  void* pages;                  // [layers] pools of layer_pages_bytes
-  size_t layer_pages_bytes;
+  void* pages;
+  size_t page_stride, layer_page_bytes;
   void* scratch;                // [layers] scratch rows of layer_scratch_bytes
   size_t layer_scratch_bytes;
 };

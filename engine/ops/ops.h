@@ -85,7 +85,8 @@ struct LatentWriteArgs {
   float eps;
   RopeTable rope;            // interleaved pairs
   int64_t kv_lora;
-  void* pages;               // this layer's pool, latent_page_bytes() a page
+  void* pages;               // this layer's part of page 0; page i is page_stride bytes further for every i
+  size_t page_stride;
   void* scratch;             // this layer's scratch rows, latent_scratch_bytes()
 };
 
@@ -99,7 +100,8 @@ struct MlaAttentionArgs {
   int64_t n_heads, nope, kv_lora, v_head;
   RopeTable rope;
   float scale;               // of the scores, YaRN's mscale² included
-  const void* pages;
+  const void* pages;         // as in LatentWriteArgs
+  size_t page_stride;
   const void* scratch;
   Act* out;                  // [n, heads * v_head]
 };
@@ -164,7 +166,8 @@ struct DraftContextArgs {
   float eps;
   RopeTable rope;
   int64_t n_kv_heads, head_dim;
-  void* pages;               // this drafter layer's pool, draft_page_bytes() a page
+  void* pages;               // this drafter layer's part of page 0
+  size_t page_stride;
 };
 
 // Non-causal attention of one block a stream over its context (within the window) and the block itself.
@@ -181,6 +184,7 @@ struct DraftAttentionArgs {
   int64_t window;            // 0: all of the context; else a query at p sees keys k with p - k < window
   int64_t first_query, n_queries;   // only these rows of each block are computed
   const void* pages;
+  size_t page_stride;
   Act* out;                  // [n, heads * head_dim]
 };
 
@@ -216,8 +220,8 @@ struct CommitArgs {
   const StreamPages* stream;    // of these rows
   int64_t n_layers;
   int64_t kv_lora, rope_dim;
-  void* pages;                  // pool of layer 0
-  size_t layer_pages_bytes;     // from one layer's pool to the next
+  void* pages;                  // layer 0's part of page 0
+  size_t page_stride, layer_page_bytes;   // from page to page, and from layer to layer within one
   const void* scratch;
   size_t layer_scratch_bytes;
 };

@@ -1,6 +1,7 @@
 #include "runtime/controller.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 namespace kdt {
@@ -11,7 +12,7 @@ constexpr int64_t kAutoBudget = 63;        // the cost table ends at 64 rows
 constexpr double kRateMemory = 0.95;       // λ follows the last twenty rounds or so
 constexpr double kValueMemory = 0.8;       // whether to draft follows the last five drafts
 constexpr int64_t kFirstProbe = 8, kLastProbe = 128;   // plain rounds between two probes of the drafter
-constexpr int kMeasurements = 3;
+constexpr auto kMeasureTime = std::chrono::milliseconds(60);   // a start should not be felt
 
 }  // namespace
 
@@ -19,17 +20,29 @@ void RoundCosts::measure(Round& round, Stream& stream) {
   StageSeconds time;
   const std::vector<int32_t> prompt(32, 1);
   round.prefill(stream, prompt, true, nullptr, time);
-  // The first pass of each size warms caches up; the fastest of the others is least disturbed by anything else.
-  for (const int64_t rows : spec::CostTable::kRows) {
-    double best = 1e30;
-    for (int i = 0; i < kMeasurements; ++i) best = std::min(best, round.measure_verify(stream, rows));
-    verify_.set(rows, best);
-  }
+  const auto start = std::chrono::steady_clock::now();
+  const auto out_of_time = [start] { return std::chrono::steady_clock::now() - start > kMeasureTime; };
+  // The first pass warms the caches; the fastest of the others is least disturbed by anything else on the machine.
+  const auto fastest = [](auto&& pass) {
+    pass();
+    return std::min(pass(), pass());
+  };
   draft_.assign(static_cast<size_t>(round.max_depths()) + 1, 0.0);
-  for (int64_t depths = 1; depths <= round.max_depths(); ++depths) {
-    double best = 1e30;
-    for (int i = 0; i < kMeasurements; ++i) best = std::min(best, round.measure_draft(stream, depths));
-    draft_[static_cast<size_t>(depths)] = best;
+  const double shallow = fastest([&] { return round.measure_draft(stream, 1); });
+  const double deep = fastest([&] { return round.measure_draft(stream, round.max_depths()); });
+  for (size_t d = 1; d < draft_.size(); ++d) {
+    const double part = draft_.size() > 2 ? static_cast<double>(d - 1) / static_cast<double>(draft_.size() - 2) : 0.0;
+    draft_[d] = shallow + part * std::max(0.0, deep - shallow);
+  }
+  const auto& sizes = spec::CostTable::kRows;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    // Sizes there was no time for follow the slope of those before: refined once a tree is as large.
+    const double seconds = i >= 2 && out_of_time()
+                               ? verify_.at(sizes[i - 1]) + (verify_.at(sizes[i - 1]) - verify_.at(sizes[i - 2])) *
+                                     static_cast<double>(sizes[i] - sizes[i - 1]) /
+                                     static_cast<double>(sizes[i - 1] - sizes[i - 2])
+                               : fastest([&] { return round.measure_verify(stream, sizes[i]); });
+    verify_.set(sizes[i], seconds);
   }
 }
 

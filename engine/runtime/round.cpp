@@ -15,9 +15,10 @@ Round::Round(Ops& ops, Kimi& target, DFlash* drafter, const RoundLimits& limits)
   vocab_ = c.vocab_size;
   hidden_ = c.hidden_size;
   max_candidates_ = std::min(limits.max_budget, vocab_);
-  layer_pages_bytes_ = static_cast<size_t>(limits.n_pages) * ops.latent_page_bytes(c.kv_lora_rank, c.qk_rope_dim);
+  layer_page_bytes_ = ops.latent_page_bytes(c.kv_lora_rank, c.qk_rope_dim);
+  page_stride_ = static_cast<size_t>(c.n_layers) * layer_page_bytes_;
   layer_scratch_bytes_ = ops.latent_scratch_bytes(limits.max_rows, c.kv_lora_rank, c.qk_rope_dim);
-  latent_pages_ = ops.allocate(static_cast<size_t>(c.n_layers) * layer_pages_bytes_);
+  latent_pages_ = ops.allocate(static_cast<size_t>(limits.n_pages) * page_stride_);
   latent_scratch_ = ops.allocate(static_cast<size_t>(c.n_layers) * layer_scratch_bytes_);
   logits_ = ops.allocate(static_cast<size_t>(limits.max_rows * vocab_) * sizeof(float));
   const auto n = static_cast<size_t>(limits.max_rows);
@@ -28,8 +29,9 @@ Round::Round(Ops& ops, Kimi& target, DFlash* drafter, const RoundLimits& limits)
   std::iota(logits_row_.begin(), logits_row_.end(), 0);
   if (!drafter_) return;
   const DraftConfig& d = drafter_->config();
-  draft_layer_bytes_ = static_cast<size_t>(limits.n_pages) * ops.draft_page_bytes(d.n_kv_heads, d.head_dim);
-  draft_pages_ = ops.allocate(d.layers.size() * draft_layer_bytes_);
+  draft_layer_bytes_ = ops.draft_page_bytes(d.n_kv_heads, d.head_dim);
+  draft_stride_ = d.layers.size() * draft_layer_bytes_;
+  draft_pages_ = ops.allocate(static_cast<size_t>(limits.n_pages) * draft_stride_);
   taps_ = ops.allocate(d.target_layer_ids.size() * n * static_cast<size_t>(hidden_) * ops.activation_bytes());
   const auto depths = static_cast<size_t>(max_depths());
   draft_logits_ = ops.allocate(depths * static_cast<size_t>(vocab_) * sizeof(float));
@@ -43,10 +45,10 @@ Rows Round::rows(int64_t n) const {
 }
 
 LatentCache Round::latent_cache() const {
-  return {latent_pages_.data(), layer_pages_bytes_, latent_scratch_.data(), layer_scratch_bytes_};
+  return {latent_pages_.data(), page_stride_, layer_page_bytes_, latent_scratch_.data(), layer_scratch_bytes_};
 }
 
-DraftCache Round::draft_cache() const { return {draft_pages_.data(), draft_layer_bytes_}; }
+DraftCache Round::draft_cache() const { return {draft_pages_.data(), draft_stride_, draft_layer_bytes_}; }
 
 Tree Round::tree(int64_t n_nodes) const {
   const auto n = static_cast<size_t>(n_nodes + 1);
@@ -121,7 +123,7 @@ DecodeResult Round::decode(Stream& stream, const DecodePlan& plan, StageSeconds&
 
   const ModelConfig& c = target_.config();
   ops_.commit({n_path - 1, path_.data() + 1, commit_position_.data() + 1, &pages, c.n_layers, c.kv_lora_rank, c.qk_rope_dim,
-               latent_pages_.data(), layer_pages_bytes_, latent_scratch_.data(), layer_scratch_bytes_});
+               latent_pages_.data(), page_stride_, layer_page_bytes_, latent_scratch_.data(), layer_scratch_bytes_});
   result.tree = tree(n_nodes);
   commit_context(stream, path);
   stream.length += n_path;

@@ -93,7 +93,7 @@ class Round {
   DFlash* drafter_;
   RoundLimits limits_;
   int64_t vocab_, hidden_, max_candidates_;
-  size_t layer_pages_bytes_, layer_scratch_bytes_, draft_layer_bytes_ = 0;
+  size_t layer_page_bytes_, page_stride_, layer_scratch_bytes_, draft_layer_bytes_ = 0, draft_stride_ = 0;
   Buffer latent_pages_, latent_scratch_, draft_pages_, taps_, logits_, draft_logits_;
   // Rows of a pass, [max_rows]; the first budget + 1 of token and parent are the tree's node arrays too.
   std::vector<int32_t> token_, position_, stream_, parent_, visible_, logits_row_, sample_;

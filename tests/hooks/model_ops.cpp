@@ -28,11 +28,12 @@ KDT_HOOK const char* kdt_hook_experts(Backend* b, int64_t n, int64_t hidden, con
 KDT_HOOK const char* kdt_hook_latent_write(Backend* b, const Rows* rows, const int32_t* page_tables, int64_t n_streams,
                                            int64_t table_width, const float* kv, int64_t kv_stride,
                                            const float* norm_weight, float eps, const float* cos, const float* sin,
-                                           int64_t rope, int64_t kv_lora, void* pages, void* scratch) {
+                                           int64_t rope, int64_t kv_lora, void* pages, int64_t page_stride,
+                                           void* scratch) {
   return guarded([&] {
     const auto streams = streams_of(page_tables, n_streams, table_width);
     b->ops->latent_write({*rows, streams.data(), kv, kv_stride, norm_weight, eps, {cos, sin, rope}, kv_lora, pages,
-                          scratch});
+                          static_cast<size_t>(page_stride), scratch});
   });
 }
 
@@ -40,33 +41,35 @@ KDT_HOOK const char* kdt_hook_mla_attention(Backend* b, const Rows* rows, const 
                                             int64_t table_width, float* q, const int64_t* w_uk, const int64_t* w_uv,
                                             int64_t n_heads, int64_t nope, int64_t kv_lora, int64_t v_head,
                                             const float* cos, const float* sin, int64_t rope, float scale,
-                                            const void* pages, const void* scratch, float* out) {
+                                            const void* pages, int64_t page_stride, const void* scratch, float* out) {
   return guarded([&] {
     const auto streams = streams_of(page_tables, n_streams, table_width);
     const auto uk = b->matrices_of(w_uk, n_heads), uv = b->matrices_of(w_uv, n_heads);
     b->ops->mla_attention({*rows, streams.data(), q, uk.data(), uv.data(), n_heads, nope, kv_lora, v_head,
-                           {cos, sin, rope}, scale, pages, scratch, out});
+                           {cos, sin, rope}, scale, pages, static_cast<size_t>(page_stride), scratch, out});
   });
 }
 
 KDT_HOOK const char* kdt_hook_commit(Backend* b, int64_t n, const int32_t* scratch_row, const int32_t* position,
                                      const int32_t* page_table, int64_t n_layers, int64_t kv_lora, int64_t rope,
-                                     void* pages, int64_t layer_pages_bytes, const void* scratch,
+                                     void* pages, int64_t page_stride, int64_t layer_page_bytes, const void* scratch,
                                      int64_t layer_scratch_bytes) {
   return guarded([&] {
     const StreamPages stream{page_table};
     b->ops->commit({n, scratch_row, position, &stream, n_layers, kv_lora, rope, pages,
-                    static_cast<size_t>(layer_pages_bytes), scratch, static_cast<size_t>(layer_scratch_bytes)});
+                    static_cast<size_t>(page_stride), static_cast<size_t>(layer_page_bytes), scratch,
+                    static_cast<size_t>(layer_scratch_bytes)});
   });
 }
 
 KDT_HOOK const char* kdt_hook_draft_context(Backend* b, const Rows* rows, const int32_t* page_tables, int64_t n_streams,
                                             int64_t table_width, const float* kv, const float* k_norm, float eps,
                                             const float* cos, const float* sin, int64_t n_kv_heads, int64_t head_dim,
-                                            void* pages) {
+                                            void* pages, int64_t page_stride) {
   return guarded([&] {
     const auto streams = streams_of(page_tables, n_streams, table_width);
-    b->ops->draft_context({*rows, streams.data(), kv, k_norm, eps, {cos, sin, head_dim}, n_kv_heads, head_dim, pages});
+    b->ops->draft_context({*rows, streams.data(), kv, k_norm, eps, {cos, sin, head_dim}, n_kv_heads, head_dim, pages,
+                           static_cast<size_t>(page_stride)});
   });
 }
 
@@ -75,10 +78,11 @@ KDT_HOOK const char* kdt_hook_draft_attention(Backend* b, int64_t n_streams, int
                                               const float* q_norm, const float* k_norm, float eps, const float* cos,
                                               const float* sin, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim,
                                               int64_t window, int64_t first_query, int64_t n_queries,
-                                              const void* pages, float* out) {
+                                              const void* pages, int64_t page_stride, float* out) {
   return guarded([&] {
     const auto streams = streams_of(page_tables, n_streams, table_width);
     b->ops->draft_attention({n_streams, block, start, streams.data(), qkv, q_norm, k_norm, eps, {cos, sin, head_dim},
-                             n_heads, n_kv_heads, head_dim, window, first_query, n_queries, pages, out});
+                             n_heads, n_kv_heads, head_dim, window, first_query, n_queries, pages,
+                             static_cast<size_t>(page_stride), out});
   });
 }

@@ -38,22 +38,23 @@ class Mla:
             np.array([backend.matrix(w) for w in self.uv], np.int64))
 
   def memory(self, backend, n_pages, n_rows):
-    """(pages, scratch): all NaN."""
+    """(pages, further apart than they are long, scratch): all NaN."""
     page, scratch, _ = backend.page_sizes(self.lora, self.rope, n_rows)
-    return Guarded((n_pages, page), np.uint8, 0xFF, True), Guarded((max(scratch, 1),), np.uint8, 0xFF, True)
+    return Guarded((n_pages, page + 128), np.uint8, 0xFF, True), Guarded((max(scratch, 1),), np.uint8, 0xFF, True)
 
   def write(self, backend, rows, tables, kv, pages, scratch):
     padded = np.full((len(kv), self.lora + self.rope + 3), np.nan, np.float32)
     padded[:, :-3] = kv
     backend.call("latent_write", rows, tables, len(tables), tables.shape[1], padded, padded.shape[1], self.norm, EPS,
-                 self.cos, self.sin, self.rope, self.lora, pages.array, scratch.array)
-    pages.check(), scratch.check()
+                 self.cos, self.sin, self.rope, self.lora, pages.array, pages.array.strides[0], scratch.array)
+    assert (pages.check()[:, -128:] == 0xFF).all()
+    scratch.check()
 
   def attend(self, backend, weights, rows, tables, q, pages, scratch):
     out = Guarded((len(rows), self.heads * self.v_head))
     backend.call("mla_attention", rows, tables, len(tables), tables.shape[1], q.copy(), *weights, self.heads, self.nope,
-                 self.lora, self.v_head, self.cos, self.sin, self.rope, self.scale, pages.array, scratch.array,
-                 out.array)
+                 self.lora, self.v_head, self.cos, self.sin, self.rope, self.scale, pages.array,
+                 pages.array.strides[0], scratch.array, out.array)
     return out.check()
 
   def forward(self, backend, weights, rows, tables, kv, q, pages, scratch):
@@ -204,8 +205,7 @@ def test_draft_node_is_the_committed_token(backends, shape, style, seed):
         committed.array[...] = context_pages
         layer.write(backend, Rows(places[:1], [i]), tables, s.kv[:1], committed, unused)
         backend.call("commit", n - 1, row_of[i][path[1:]].astype(np.int32), places[1:].astype(np.int32), tables[i], 1,
-                     layer.lora, layer.rope, committed.array, committed.array.nbytes, scratch.array,
-                     scratch.array.nbytes)
+                     layer.lora, layer.rope, committed.array, committed.array.strides[0], 0, scratch.array, 0)
         assert same_bits(committed.check(), alone_pages.array)
 
   for i, s in enumerate(streams):
@@ -221,30 +221,29 @@ def test_draft_node_is_the_committed_token(backends, shape, style, seed):
 
 
 def test_commit_of_layers(backends):
-  """Layers lie layer_pages_bytes and layer_scratch_bytes apart; what is between stays as it is."""
+  """A page has every layer's part, layer_page_bytes apart; what is between stays as it is."""
   rng = np.random.default_rng(4)
-  layer, backend = Mla(rng, SMALL), backends[2]
+  layer, backend, n_layers = Mla(rng, SMALL), backends[2], 3
   page, scratch_bytes, _ = backend.page_sizes(layer.lora, layer.rope, 6)
-  pool, scratch = (Guarded((3, size + 128), np.uint8, 0x7F, True) for size in (2 * page, scratch_bytes))
-  table, tables = np.array([1, 0], np.int32), np.array([[1, 0]], np.int32)
-  before, want = pool.array.copy(), pool.array.copy()
+  pool = Guarded((2, n_layers, page + 64), np.uint8, 0x7F, True)
+  scratch = Guarded((n_layers, scratch_bytes + 192), np.uint8, 0x7F, True)
+  before, want, tables = pool.array.copy(), pool.array.copy(), np.array([[1, 0]], np.int32)
   rows = Rows(np.arange(60, 66), parent=[-1, 0, 1, 2, 3, 4], visible=[61] * 6)
-  one = Guarded((2 * page,), np.uint8, 0x7F, True)
-  for i in range(3):
+  for i in range(n_layers):
     kv, _ = layer.tokens(rng, 6)
-    own = Guarded((scratch_bytes,), np.uint8, 0xFF, True)
-    one.array[...] = 0x7F
-    layer.write(backend, rows, tables, kv, one, own)
+    pages, own = layer.memory(backend, 2, 6)
+    layer.write(backend, rows, tables, kv, pages, own)
     scratch.array[i, :scratch_bytes] = own.array
-    one.array[...] = 0x7F
-    layer.write(backend, Rows([62, 63, 64]), tables, kv[[2, 3, 4]], one, own)
-    want[i, :2 * page] = one.array
-  backend.call("commit", 3, np.array([2, 3, 4], np.int32), np.array([62, 63, 64], np.int32), table, 3, layer.lora,
-               layer.rope, pool.array, pool.array.strides[0], scratch.array, scratch.array.strides[0])
+    pages.array[:, :page] = 0x7F
+    layer.write(backend, Rows([62, 63, 64]), tables, kv[[2, 3, 4]], pages, own)
+    want[:, i, :page] = pages.array[:, :page]
+  commit = lambda n: backend.call("commit", n, np.array([2, 3, 4], np.int32), np.array([62, 63, 64], np.int32), tables,
+                                  n_layers, layer.lora, layer.rope, pool.array, *pool.array.strides[:2], scratch.array,
+                                  scratch.array.strides[0])
+  commit(0)
+  assert same_bits(pool.check(), before)
+  commit(3)
   assert same_bits(pool.check(), want) and not same_bits(before, want)
-  backend.call("commit", 0, table, table, table, 3, layer.lora, layer.rope, pool.array, pool.array.strides[0],
-               scratch.array, scratch.array.strides[0])
-  assert same_bits(pool.check(), want)
 
 
 def test_no_rows(backends):

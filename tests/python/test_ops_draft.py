@@ -21,12 +21,12 @@ class Draft:
 
   def pool(self, backend, n_pages):
     size = backend.page_sizes(n_kv_heads=self.kv_heads, head_dim=self.dim)[2]
-    return Guarded((n_pages, size), np.uint8, 0xFF, True)
+    return Guarded((n_pages, size + 64), np.uint8, 0xFF, True)
 
   def context(self, backend, rows, tables, kv, pool):
     backend.call("draft_context", rows, tables, len(tables), tables.shape[1], kv, self.k_norm, EPS, self.cos, self.sin,
-                 self.kv_heads, self.dim, pool.array)
-    pool.check()
+                 self.kv_heads, self.dim, pool.array, pool.array.strides[0])
+    assert (pool.check()[:, -64:] == 0xFF).all()
 
   def attend(self, backend, start, tables, qkv, window, pool, first_query=0, n_queries=None):
     """-> [streams, block, heads * dim]; rows that were not asked for stay NaN."""
@@ -34,7 +34,7 @@ class Draft:
     out = Guarded((len(start), self.block, self.heads * self.dim))
     backend.call("draft_attention", len(start), self.block, np.asarray(start, np.int32), tables, tables.shape[1],
                  qkv.copy(), self.q_norm, self.k_norm, EPS, self.cos, self.sin, self.heads, self.kv_heads, self.dim,
-                 window, first_query, n_queries, pool.array, out.array)
+                 window, first_query, n_queries, pool.array, pool.array.strides[0], out.array)
     return out.check()
 
   def want(self, kv, qkv, start, window):

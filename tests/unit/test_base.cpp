@@ -49,4 +49,5 @@ TEST_CASE("messages name field, value and expectation, and stay on one printable
   const Error error(Status::invalid_argument, "budget", "a\nb\x01", "1 to 8");
   CHECK(std::string(error.what()) == "budget: a\\x0ab\\x01: expected 1 to 8");
   CHECK(printable(std::string(500, 'x')).size() < 100);
+  CHECK(printable("caf\xc3\xa9 \xff\xe2\x82") == "caf\xc3\xa9 \\xff\\xe2\\x82");
 }

@@ -1,0 +1,42 @@
+"""Tokens per round on the evaluation prompts against the reference implementation's (tests/golden/README.md)."""
+
+import functools
+
+import pytest
+
+from conftest import FULL, golden
+
+PROMPTS = golden("eval_prompts.json")
+EXPECTED = golden("acceptance.json")
+KINDS = ["code", "prose", "chat", "all"]
+
+
+def options(method):
+  return {"speculate": "chain"} if method == "chain" else {"speculate": "tree", "budget": int(method.removeprefix("ddtree"))}
+
+
+@functools.cache
+def committed_and_rounds(session, method):
+  """By kind and in all: [tokens committed by rounds, rounds]."""
+  sums = {kind: [0, 0] for kind in KINDS}
+  for prompt in PROMPTS:
+    result = session.generate(prompt["ids"], max_tokens=96, **options(method))
+    for kind in (prompt["kind"], "all"):
+      sums[kind][0] += round(result.tokens_per_round * result.rounds)
+      sums[kind][1] += result.rounds
+  return sums
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", list(EXPECTED) if FULL else ["chain", "ddtree16"])
+def test_tokens_per_round(session, method, kind):
+  committed, rounds = committed_and_rounds(session, method)[kind]
+  assert committed / rounds == pytest.approx(EXPECTED[method][kind], rel=0.03)
+
+
+def test_depths_add_up(session):
+  """A round commits one token for every depth it accepted, and the bonus token."""
+  for prompt in PROMPTS[::5]:
+    result = session.generate(prompt["ids"], max_tokens=64, ignore_eos=True, speculate="tree", budget=16)
+    assert round(result.tokens_per_round * result.rounds) == result.rounds + sum(result.accepted_by_depth)
+    assert len(result.accepted_by_depth) <= 7
