@@ -28,49 +28,58 @@ RowRange next_block(const Rows& rows, int64_t begin) {
 
 // One thread's working memory for a block of rows × a group of heads.
 struct Block {
-  float* q;        // [rows][heads][stride] the absorbed query and its rotated part, laid out as keys are
+  float* q;        // [rows][heads][key_dims] the absorbed query and its rotated part
   float* o;        // [rows][heads][value_dims]
+  float* side;     // [4][key_dims][16] keys of a node's ancestors
   float* s;        // [heads][64]
+  float* side_s;   // [heads][64]
   float* m;        // [rows][heads]
   float* l;
 };
 
-const float* page_at(const void* pages, size_t page_stride, int32_t id) {
-  return reinterpret_cast<const float*>(static_cast<const std::byte*>(pages) + static_cast<size_t>(id) * page_stride);
-}
-
 // Folds the tile of positions [64 i, 64 i + 64) into one row's heads: keys of the page first, then of the row's own
 // ancestors (itself the last), which lie in scratch rows.
-void fold_tile(const MlaAttentionArgs& args, const LatentLayout& layout, int64_t row, int64_t tile, int64_t heads,
-               const float* q, float* s, const AttentionState& state) {
+void fold_tile(const MlaAttentionArgs& args, const LatentLayout& layout, const Block& block, int64_t row, int64_t tile,
+               int64_t heads, const float* q, const AttentionState& state) {
   const Rows& rows = args.rows;
   const int64_t first = tile * kPageTokens;
   const int64_t n = std::min<int64_t>(kPageTokens, rows.position[row] + 1 - first);
-  const int64_t in_page = std::clamp<int64_t>(rows.visible[row] - first, 0, n);
-  std::array<const float*, kPageTokens> keys;
+  const int64_t in_page = std::clamp<int64_t>(rows.visible[row] - first, 0, n), count = n - in_page;
+  std::array<const float*, kPageTokens> values;
   if (in_page > 0) {
-    const int32_t id = args.streams[rows.stream[row]].page_table[tile];
-    const float* page = page_at(args.pages, args.page_stride, id);
-    for (int64_t t = 0; t < in_page; ++t) keys[t] = page + t * layout.stride;
+    const auto id = static_cast<size_t>(args.streams[rows.stream[row]].page_table[tile]);
+    const auto* page =
+        reinterpret_cast<const float*>(static_cast<const std::byte*>(args.pages) + id * args.page_stride);
+    attention_scores(q, layout.key_dims, heads, layout.key_dims, page, in_page, args.scale, block.s, kPageTokens);
+    const float* value = page + layout.key_dims * kPageTokens;
+    for (int64_t t = 0; t < in_page; ++t) values[t] = value + t * layout.value_dims;
   }
-  int64_t node = row;
-  while (rows.position[node] >= first + n) node = rows.parent[node];
-  for (int64_t t = n - 1; t >= in_page; --t, node = rows.parent[node])
-    keys[t] = static_cast<const float*>(args.scratch) + node * layout.stride;
-  attention_scores(q, layout.stride, heads, layout.stride, keys.data(), n, args.scale, s, kPageTokens);
+  if (count > 0) {
+    int64_t node = row;
+    while (rows.position[node] >= first + n) node = rows.parent[node];
+    for (int64_t t = count - 1; t >= 0; --t, node = rows.parent[node]) {
+      const float* key = static_cast<const float*>(args.scratch) + node * layout.scratch_stride;
+      values[in_page + t] = key;
+      for (int64_t d = 0; d < layout.key_dims; ++d)
+        block.side[key_offset(t, d, layout.key_dims)] = layout.key(key, d);
+    }
+    attention_scores(q, layout.key_dims, heads, layout.key_dims, block.side, count, args.scale, block.side_s, kPageTokens);
+    for (int64_t h = 0; h < heads; ++h)
+      std::copy_n(block.side_s + h * kPageTokens, count, block.s + h * kPageTokens + in_page);
+  }
   std::array<int64_t, kHeadGroup> lo{}, hi;
   hi.fill(n);
-  attention_fold(s, heads, lo.data(), hi.data(), keys.data(), layout.value_dims, state);
+  attention_fold(block.s, heads, lo.data(), hi.data(), values.data(), layout.value_dims, state);
 }
 
 }  // namespace
 
 size_t CpuOps::latent_page_bytes(int64_t kv_lora, int64_t rope) const {
-  return latent_scratch_bytes(kPageTokens, kv_lora, rope);
+  return static_cast<size_t>(LatentLayout(kv_lora, rope).page_floats()) * sizeof(float);
 }
 
 size_t CpuOps::latent_scratch_bytes(int64_t rows, int64_t kv_lora, int64_t rope) const {
-  return static_cast<size_t>(rows * LatentLayout(kv_lora, rope).stride) * sizeof(float);
+  return static_cast<size_t>(rows * LatentLayout(kv_lora, rope).scratch_stride) * sizeof(float);
 }
 
 void CpuOps::latent_write(const LatentWriteArgs& args) {
@@ -78,18 +87,15 @@ void CpuOps::latent_write(const LatentWriteArgs& args) {
   for_rows(args.rows.n, 32, [&](int64_t i, int) {
     const float* in = static_cast<const float*>(args.kv) + i * args.kv_stride;
     const int64_t position = args.rows.position[i];
-    float* row = static_cast<float*>(args.scratch) + i * layout.stride;
-    if (args.rows.parent[i] < 0) {
-      const int32_t id = args.streams[args.rows.stream[i]].page_table[position / kPageTokens];
-      row = reinterpret_cast<float*>(static_cast<std::byte*>(args.pages) + static_cast<size_t>(id) * args.page_stride) +
-            position % kPageTokens * layout.stride;
-    }
+    float* row = static_cast<float*>(args.scratch) + i * layout.scratch_stride;
     rms_norm_row(in, args.kv_lora, args.norm_weight, args.eps, row);
     std::fill(row + args.kv_lora, row + layout.value_dims, 0.0f);
-    float* k_pe = row + layout.value_dims;
-    std::copy_n(in + args.kv_lora, layout.rope, k_pe);
-    rotate_interleaved(k_pe, args.rope, position);
-    std::fill(k_pe + layout.rope, row + layout.stride, 0.0f);
+    std::copy_n(in + args.kv_lora, layout.rope, row + layout.value_dims);
+    rotate_interleaved(row + layout.value_dims, args.rope, position);
+    if (args.rows.parent[i] >= 0) return;
+    const auto id = static_cast<size_t>(args.streams[args.rows.stream[i]].page_table[position / kPageTokens]);
+    layout.place(row, reinterpret_cast<float*>(static_cast<std::byte*>(args.pages) + id * args.page_stride),
+                 position % kPageTokens);
   });
 }
 
@@ -106,9 +112,11 @@ void CpuOps::mla_attention(const MlaAttentionArgs& args) {
       return taken;
     };
     Block block;
-    block.q = take(kRowBlock * kHeadGroup * layout.stride);
+    block.q = take(kRowBlock * kHeadGroup * layout.key_dims);
     block.o = take(kRowBlock * kHeadGroup * layout.value_dims);
+    block.side = take(layout.key_dims * kPageTokens);
     block.s = take(kHeadGroup * kPageTokens);
+    block.side_s = take(kHeadGroup * kPageTokens);
     block.m = take(kRowBlock * kHeadGroup);
     block.l = take(kRowBlock * kHeadGroup);
     float* panel = take(0);
@@ -120,19 +128,16 @@ void CpuOps::mla_attention(const MlaAttentionArgs& args) {
       for (int64_t group = 0; group < n_groups; ++group, ++unit) {
         if (unit % pool_.size() != t) continue;
         const int64_t first_head = group * kHeadGroup, heads = std::min(kHeadGroup, args.n_heads - first_head);
-        const int64_t row_q = heads * layout.stride, row_o = heads * layout.value_dims;
+        const int64_t row_q = heads * layout.key_dims, row_o = heads * layout.value_dims;
         for (int64_t h = 0; h < heads; ++h) {
           float* q = static_cast<float*>(args.q) + range.begin * q_stride + (first_head + h) * head_dim;
           const Matrix& w_uk = args.w_uk[first_head + h];
-          linear_panels({{q, q_stride}, n, &w_uk, 0, n_panels(w_uk.n_out), {block.q + h * layout.stride, row_q}, false,
+          linear_panels({{q, q_stride}, n, &w_uk, 0, n_panels(w_uk.n_out), {block.q + h * layout.key_dims, row_q}, false,
                          panel});
           for (int64_t i = 0; i < n; ++i) {
-            float* absorbed = block.q + i * row_q + h * layout.stride;
-            std::fill(absorbed + args.kv_lora, absorbed + layout.value_dims, 0.0f);
-            float* rotated = absorbed + layout.value_dims;
+            float* rotated = block.q + i * row_q + h * layout.key_dims + args.kv_lora;
             std::copy_n(q + i * q_stride + args.nope, layout.rope, rotated);
             rotate_interleaved(rotated, args.rope, rows.position[range.begin + i]);
-            std::fill(rotated + layout.rope, absorbed + layout.stride, 0.0f);
           }
         }
         std::fill_n(block.o, n * row_o, 0.0f);
@@ -143,7 +148,7 @@ void CpuOps::mla_attention(const MlaAttentionArgs& args) {
         for (int64_t tile = 0; tile * kPageTokens <= last; ++tile)
           for (int64_t i = 0; i < n; ++i)
             if (tile * kPageTokens <= rows.position[range.begin + i])
-              fold_tile(args, layout, range.begin + i, tile, heads, block.q + i * row_q, block.s,
+              fold_tile(args, layout, block, range.begin + i, tile, heads, block.q + i * row_q,
                         {block.m + i * heads, block.l + i * heads, block.o + i * row_o});
         for (int64_t i = 0; i < n; ++i)
           for (int64_t h = 0; h < heads; ++h) {
@@ -174,8 +179,7 @@ void CpuOps::commit(const CommitArgs& args) {
       const int64_t position = args.position[i];
       const auto id = static_cast<size_t>(args.stream->page_table[position / kPageTokens]);
       auto* page = reinterpret_cast<float*>(pages + id * args.page_stride);
-      std::copy_n(scratch + args.scratch_row[i] * layout.stride, layout.stride,
-                  page + position % kPageTokens * layout.stride);
+      layout.place(scratch + args.scratch_row[i] * layout.scratch_stride, page, position % kPageTokens);
     }
   }
 }

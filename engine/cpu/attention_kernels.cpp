@@ -21,44 +21,10 @@ constexpr int kVectors = kBlock / kLanes;
 constexpr int64_t kValueRows = 16;
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
-// Scores of Q queries and K keys: sums by lane, added up by one fixed tree, wherever the key lies.
-template <int Q, int K>
-HWY_INLINE void score_block(const float* q, int64_t q_stride, int64_t dk, const float* const* keys, float scale, float* s,
-                            int64_t s_stride) {
-  const F f;
-  hn::Vec<F> sum[Q][K];
-#pragma GCC unroll 4
-  for (int i = 0; i < Q; ++i)
-#pragma GCC unroll 4
-    for (int t = 0; t < K; ++t) sum[i][t] = hn::Zero(f);
-  for (int64_t d = 0; d < dk; d += kLanes) {
-    hn::Vec<F> k[K];
-#pragma GCC unroll 4
-    for (int t = 0; t < K; ++t) k[t] = hn::LoadU(f, keys[t] + d);
-#pragma GCC unroll 4
-    for (int i = 0; i < Q; ++i) {
-      const auto a = hn::LoadU(f, q + i * q_stride + d);
-#pragma GCC unroll 4
-      for (int t = 0; t < K; ++t) sum[i][t] = hn::MulAdd(a, k[t], sum[i][t]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < Q; ++i)
-#pragma GCC unroll 4
-    for (int t = 0; t < K; ++t) s[i * s_stride + t] = hn::GetLane(hn::SumOfLanes(f, sum[i][t])) * scale;
-}
-
+// A score is the same wherever its key lies: a page, or the block made of a draft node's ancestors.
 template <int Q>
-void scores(const float* q, int64_t q_stride, int64_t dk, const float* const* keys, int64_t n, float scale, float* s,
+void scores(const float* q, int64_t q_stride, int64_t dk, const float* keys, int64_t n, float scale, float* s,
             int64_t s_stride) {
-  int64_t t = 0;
-  for (; t + 2 <= n; t += 2) score_block<Q, 2>(q, q_stride, dk, keys + t, scale, s + t, s_stride);
-  if (t < n) score_block<Q, 1>(q, q_stride, dk, keys + t, scale, s + t, s_stride);
-}
-
-template <int Q>
-void scores_transposed(const float* q, int64_t q_stride, int64_t dk, const float* keys, int64_t key_stride, int64_t n, float scale,
-            float* s, int64_t s_stride) {
   const F f;
   const auto factor = hn::Set(f, scale);
   for (int64_t t = 0; t < n; t += kBlock) {
@@ -68,10 +34,10 @@ void scores_transposed(const float* q, int64_t q_stride, int64_t dk, const float
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::Zero(f);
     for (int64_t d = 0; d < dk; ++d) {
-      const float* key = keys + d * key_stride + t;
+      const float* key = keys + t * dk + d * kKeyBlock;
       hn::Vec<F> k[kVectors];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) k[v] = hn::LoadU(f, key + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) k[v] = hn::Load(f, key + v * kLanes);
 #pragma GCC unroll 4
       for (int i = 0; i < Q; ++i) {
         const auto a = hn::Set(f, q[i * q_stride + d]);
@@ -153,23 +119,13 @@ void fold(float* s, const int64_t* lo, const int64_t* hi, const float* const* v,
   }
 }
 
-void attention_scores_impl(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* const* keys,
-                           int64_t n, float scale, float* s, int64_t s_stride) {
+void attention_scores_impl(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* keys, int64_t n,
+                           float scale, float* s, int64_t s_stride) {
   switch (n_queries) {
     case 1: return scores<1>(q, q_stride, dk, keys, n, scale, s, s_stride);
     case 2: return scores<2>(q, q_stride, dk, keys, n, scale, s, s_stride);
     case 3: return scores<3>(q, q_stride, dk, keys, n, scale, s, s_stride);
     default: return scores<4>(q, q_stride, dk, keys, n, scale, s, s_stride);
-  }
-}
-
-void attention_scores_transposed_impl(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* keys,
-                                      int64_t key_stride, int64_t n, float scale, float* s, int64_t s_stride) {
-  switch (n_queries) {
-    case 1: return scores_transposed<1>(q, q_stride, dk, keys, key_stride, n, scale, s, s_stride);
-    case 2: return scores_transposed<2>(q, q_stride, dk, keys, key_stride, n, scale, s, s_stride);
-    case 3: return scores_transposed<3>(q, q_stride, dk, keys, key_stride, n, scale, s, s_stride);
-    default: return scores_transposed<4>(q, q_stride, dk, keys, key_stride, n, scale, s, s_stride);
   }
 }
 
@@ -189,17 +145,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kdt::cpu {
 HWY_EXPORT(attention_scores_impl);
-HWY_EXPORT(attention_scores_transposed_impl);
 HWY_EXPORT(attention_fold_impl);
 
-void attention_scores(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* const* keys, int64_t n,
+void attention_scores(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* keys, int64_t n,
                       float scale, float* s, int64_t s_stride) {
   HWY_DYNAMIC_DISPATCH(attention_scores_impl)(q, q_stride, n_queries, dk, keys, n, scale, s, s_stride);
-}
-void attention_scores_transposed(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* keys,
-                                 int64_t key_stride, int64_t n, float scale, float* s, int64_t s_stride) {
-  HWY_DYNAMIC_DISPATCH(attention_scores_transposed_impl)
-  (q, q_stride, n_queries, dk, keys, key_stride, n, scale, s, s_stride);
 }
 void attention_fold(float* s, int64_t n_queries, const int64_t* lo, const int64_t* hi, const float* const* v, int64_t dv,
                     const AttentionState& state) {

@@ -1,29 +1,45 @@
 // The class behind make_cpu_ops; its operations are spread over the files of this folder by kind.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "cpu/kernels.h"
 #include "ops/ops.h"
 
 namespace kdt::cpu {
 
 constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-// One token's latent KV of one layer, fp32, in a page [64][stride] or a scratch row alike: latent | k_pe, each padded with
-// zeros to whole vectors. Keys are the whole row, values its first part.
+// Where slot t's key element d lies among blocks of 16 transposed keys.
+constexpr int64_t key_offset(int64_t t, int64_t d, int64_t dk) {
+  return t / kKeyBlock * kKeyBlock * dk + d * kKeyBlock + t % kKeyBlock;
+}
+
+// One page of one layer's latent KV, fp32: keys [4][key_dims][16], then the latents once more by token, [64][value_dims]
+// padded with zeros. A scratch row has the latent, padded, then k_pe.
 struct LatentLayout {
-  int64_t kv_lora, value_dims, rope, stride;
+  int64_t kv_lora, rope, key_dims, value_dims, scratch_stride;
   LatentLayout(int64_t lora, int64_t rope_dim)
-      : kv_lora(lora), value_dims(round_up(lora, 16)), rope(rope_dim), stride(value_dims + round_up(rope_dim, 16)) {}
+      : kv_lora(lora), rope(rope_dim), key_dims(lora + rope_dim), value_dims(round_up(lora, 16)),
+        scratch_stride(value_dims + round_up(rope_dim, 16)) {}
+  int64_t page_floats() const { return (key_dims + value_dims) * kPageTokens; }
+  // Element d of the key in a scratch row.
+  float key(const float* row, int64_t d) const { return row[d < kv_lora ? d : d - kv_lora + value_dims]; }
+  // Puts a scratch row into slot t of a page.
+  void place(const float* row, float* page, int64_t t) const {
+    for (int64_t d = 0; d < key_dims; ++d) page[key_offset(t, d, key_dims)] = key(row, d);
+    std::copy_n(row, value_dims, page + key_dims * kPageTokens + t * value_dims);
+  }
 };
 
-// One page of one drafter layer: for every kv head, keys [head_dim][64] and values [64][value_stride].
+// One page of one drafter layer: for every kv head, keys [4][head_dim][16] and values [64][value_dims].
 struct DraftLayout {
-  int64_t head_dim, value_stride, n_kv_heads;
-  DraftLayout(int64_t kv_heads, int64_t dim) : head_dim(dim), value_stride(round_up(dim, 16)), n_kv_heads(kv_heads) {}
-  int64_t head_floats() const { return (head_dim + value_stride) * kPageTokens; }
+  int64_t head_dim, value_dims, n_kv_heads;
+  DraftLayout(int64_t kv_heads, int64_t dim) : head_dim(dim), value_dims(round_up(dim, 16)), n_kv_heads(kv_heads) {}
+  int64_t head_floats() const { return (head_dim + value_dims) * kPageTokens; }
   int64_t page_floats() const { return head_floats() * n_kv_heads; }
 };
 

@@ -32,10 +32,10 @@ void CpuOps::draft_context(const DraftContextArgs& args) {
       rms_norm_row(keys + h * args.head_dim, args.head_dim, args.k_norm, args.eps, key);
       rotate_half_split(key, args.rope, position);
       float* head = page + h * layout.head_floats();
-      for (int64_t d = 0; d < args.head_dim; ++d) head[d * kPageTokens + slot] = key[d];
-      float* value = head + args.head_dim * kPageTokens + slot * layout.value_stride;
+      for (int64_t d = 0; d < args.head_dim; ++d) head[key_offset(slot, d, args.head_dim)] = key[d];
+      float* value = head + args.head_dim * kPageTokens + slot * layout.value_dims;
       std::copy_n(keys + width + h * args.head_dim, args.head_dim, value);
-      std::fill(value + args.head_dim, value + layout.value_stride, 0.0f);
+      std::fill(value + args.head_dim, value + layout.value_dims, 0.0f);
     }
   });
 }
@@ -46,8 +46,7 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
   const int64_t row_width = (args.n_heads + 2 * args.n_kv_heads) * dim;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   const int64_t n_queries = args.n_queries * per_kv;   // of one kv head, row-major
-  const int64_t block_tiles = (args.block + kPageTokens - 1) / kPageTokens;
-  pool_.run([&](int t) {
+    pool_.run([&](int t) {
     float* at = scratch(t);
     const auto take = [&at](int64_t count) {
       float* taken = at;
@@ -55,11 +54,11 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
       return taken;
     };
     float* q = take(n_queries * dim);
-    float* o = take(n_queries * layout.value_stride);
+    float* o = take(n_queries * layout.value_dims);
     float* m = take(n_queries);
     float* l = take(n_queries);
-    float* block_keys = take(dim * block_tiles * kPageTokens);            // [dim][block, padded]
-    float* block_values = take(args.block * layout.value_stride);
+    float* block_keys = take(dim * round_up(args.block, kPageTokens));
+    float* block_values = take(args.block * layout.value_dims);
     float* s = take(kQueryGroup * kPageTokens);
     for (int64_t unit = t; unit < args.n_streams * args.n_kv_heads; unit += pool_.size()) {
       const int64_t stream = unit / args.n_kv_heads, kv_head = unit % args.n_kv_heads;
@@ -71,9 +70,9 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
         const float* value = rows + i * row_width + (args.n_heads + args.n_kv_heads + kv_head) * dim;
         rms_norm_row(key, dim, args.k_norm, args.eps, key);
         rotate_half_split(key, args.rope, start + i);
-        for (int64_t d = 0; d < dim; ++d) block_keys[d * block_tiles * kPageTokens + i] = key[d];
-        std::copy_n(value, dim, block_values + i * layout.value_stride);
-        std::fill_n(block_values + i * layout.value_stride + dim, layout.value_stride - dim, 0.0f);
+        for (int64_t d = 0; d < dim; ++d) block_keys[key_offset(i, d, dim)] = key[d];
+        std::copy_n(value, dim, block_values + i * layout.value_dims);
+        std::fill_n(block_values + i * layout.value_dims + dim, layout.value_dims - dim, 0.0f);
       }
       for (int64_t i = 0; i < n_queries; ++i) {
         const int64_t row = args.first_query + i / per_kv;
@@ -81,7 +80,7 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
         rms_norm_row(from, dim, args.q_norm, args.eps, q + i * dim);
         rotate_half_split(q + i * dim, args.rope, start + row);
       }
-      std::fill_n(o, n_queries * layout.value_stride, 0.0f);
+      std::fill_n(o, n_queries * layout.value_dims, 0.0f);
       std::fill_n(m, n_queries, -std::numeric_limits<float>::infinity());
       std::fill_n(l, n_queries, 0.0f);
 
@@ -90,9 +89,9 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
         const int64_t position = start + args.first_query + query / per_kv;
         return args.window > 0 ? std::max<int64_t>(0, position - args.window + 1) : int64_t{0};
       };
-      const auto fold = [&](int64_t first, int64_t n, const float* keys, int64_t key_stride, const float* values) {
+      const auto fold = [&](int64_t first, int64_t n, const float* keys, const float* values) {
         std::array<const float*, kPageTokens> value_rows;
-        for (int64_t i = 0; i < n; ++i) value_rows[i] = values + i * layout.value_stride;
+        for (int64_t i = 0; i < n; ++i) value_rows[i] = values + i * layout.value_dims;
         for (int64_t query = 0; query < n_queries; query += kQueryGroup) {
           const int64_t count = std::min(kQueryGroup, n_queries - query);
           std::array<int64_t, kQueryGroup> lo, hi;
@@ -100,9 +99,9 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
             lo[i] = std::clamp<int64_t>(first_seen(query + i) - first, 0, n);
             hi[i] = n;
           }
-          attention_scores_transposed(q + query * dim, dim, count, dim, keys, key_stride, n, scale, s, kPageTokens);
-          attention_fold(s, count, lo.data(), hi.data(), value_rows.data(), layout.value_stride,
-                         {m + query, l + query, o + query * layout.value_stride});
+          attention_scores(q + query * dim, dim, count, dim, keys, n, scale, s, kPageTokens);
+          attention_fold(s, count, lo.data(), hi.data(), value_rows.data(), layout.value_dims,
+                         {m + query, l + query, o + query * layout.value_dims});
         }
       };
       const int32_t* page_table = args.streams[stream].page_table;
@@ -110,17 +109,17 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
         const auto* page = static_cast<const std::byte*>(args.pages) +
                            static_cast<size_t>(page_table[tile]) * args.page_stride;
         const float* head = reinterpret_cast<const float*>(page) + kv_head * layout.head_floats();
-        fold(tile * kPageTokens, std::min<int64_t>(kPageTokens, start - tile * kPageTokens), head, kPageTokens,
+        fold(tile * kPageTokens, std::min<int64_t>(kPageTokens, start - tile * kPageTokens), head,
              head + dim * kPageTokens);
       }
       for (int64_t i = 0; i < args.block; i += kPageTokens)
-        fold(start + i, std::min(kPageTokens, args.block - i), block_keys + i, block_tiles * kPageTokens,
-             block_values + i * layout.value_stride);
+        fold(start + i, std::min(kPageTokens, args.block - i), block_keys + i * dim,
+             block_values + i * layout.value_dims);
       for (int64_t i = 0; i < n_queries; ++i) {
         const int64_t row = args.first_query + i / per_kv;
         float* out = static_cast<float*>(args.out) + (stream * args.block + row) * args.n_heads * dim +
                      (kv_head * per_kv + i % per_kv) * dim;
-        for (int64_t d = 0; d < dim; ++d) out[d] = o[i * layout.value_stride + d] / l[i];
+        for (int64_t d = 0; d < dim; ++d) out[d] = o[i * layout.value_dims + d] / l[i];
       }
     }
   });

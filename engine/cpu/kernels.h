@@ -41,12 +41,11 @@ struct AttentionState {
   float* l;                   // [queries] running sum
   float* o;                   // [queries][dv stride] running, unnormalised output
 };
-// s[q][t] = scale · q[q] · keys[t] for t < n: keys are rows wherever they lie, dk a multiple of 16 (padded with zeros).
-void attention_scores(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* const* keys, int64_t n,
+// Keys lie in blocks of 16, transposed: [blocks][dk][16], so that lanes are keys.
+constexpr int64_t kKeyBlock = 16;
+// s[q][t] = scale · Σ_d q[q][d] · key t's d, for t < n rounded up to 16; each score is one sequential sum over d.
+void attention_scores(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* keys, int64_t n,
                       float scale, float* s, int64_t s_stride);
-// The same for short keys that lie transposed, [dk][key_stride], n rounded up to 16.
-void attention_scores_transposed(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* keys,
-                                 int64_t key_stride, int64_t n, float scale, float* s, int64_t s_stride);
 // Folds slots [lo[q], hi[q]) of s [n_queries][64] with value rows v[t]; s is overwritten. dv is a multiple of 16.
 void attention_fold(float* s, int64_t n_queries, const int64_t* lo, const int64_t* hi, const float* const* v, int64_t dv,
                     const AttentionState& state);

@@ -11,7 +11,7 @@ constexpr int64_t kTreeBudget = 16;        // of mode tree, when none is given
 constexpr int64_t kAutoBudget = 63;        // the cost table ends at 64 rows
 constexpr double kRateMemory = 0.95;       // λ follows the last twenty rounds or so
 constexpr double kValueMemory = 0.8;       // whether to draft follows the last five drafts
-constexpr int64_t kFirstProbe = 8, kLastProbe = 128;   // plain rounds between two probes of the drafter
+constexpr int64_t kFirstProbe = 8, kLastProbe = 256;   // plain rounds between two probes of the drafter
 constexpr auto kMeasureTime = std::chrono::milliseconds(60);   // a start should not be felt
 
 }  // namespace
@@ -62,7 +62,7 @@ Controller::Controller(RoundCosts& costs, const RequestSettings& settings, const
     : costs_(costs), mode_(settings.speculate),
       max_depths_(round.max_depths()), spine_(settings.spine),
       noise_ranking_(settings.sampling.temperature > 0 && settings.ranking != Ranking::plain),
-      calibration_(costs.calibration(settings.sampling, noise_ranking_)), probe_after_(kFirstProbe) {
+      calibration_(costs.calibration(settings.sampling, noise_ranking_)), habit_(costs.habit(settings.sampling)) {
   if (!round.has_drafter() || (mode_ == Speculate::automatic && !costs.measured())) mode_ = Speculate::off;
   const int64_t most = round.limits().max_budget;
   switch (mode_) {
@@ -73,8 +73,6 @@ Controller::Controller(RoundCosts& costs, const RequestSettings& settings, const
   if (mode_ == Speculate::automatic) budget_ = std::min(budget_, kAutoBudget);
   tokens_ = 1;
   seconds_ = costs.verify().at(1);
-  usual_nodes_ = static_cast<double>(budget_);
-  usual_depth_ = static_cast<double>(max_depths_);
   gain_.reserve(static_cast<size_t>(budget_) + 1);
 }
 
@@ -89,10 +87,7 @@ DecodePlan Controller::plan_fixed(int64_t depth_room) const {
   return plan;
 }
 
-bool Controller::wants_draft() {
-  if (draft_value_ >= 0) return true;
-  return since_draft_ >= probe_after_;
-}
+bool Controller::wants_draft() const { return habit_.value >= 0 || habit_.since_draft >= habit_.probe_after; }
 
 DecodePlan Controller::plan(int64_t wanted, int64_t depth_room) {
   current_ = plan_fixed(depth_room);
@@ -106,8 +101,8 @@ DecodePlan Controller::plan(int64_t wanted, int64_t depth_room) {
   }
   // A little more than what lately paid: candidates and depths that are never verified cost time too.
   const auto ample = [](double usual, int64_t spare) { return static_cast<int64_t>(std::ceil(usual)) + spare; };
-  current_.budget = std::min(budget_, ample(1.5 * usual_nodes_, 4));
-  current_.depths = std::min({current_.depths, current_.budget, ample(usual_depth_, 1)});
+  current_.budget = std::min(budget_, ample(1.5 * habit_.nodes, 4));
+  current_.depths = std::min({current_.depths, current_.budget, ample(habit_.depth, 1)});
   current_.cut = [this](const Tree& tree) { return cut(tree); };
   return current_;
 }
@@ -124,11 +119,12 @@ int64_t Controller::cut(const Tree& tree) {
   const spec::Choice choice = spec::choose_nodes(gain_, 0, costs_.verify(), draft_seconds, lambda);
   const double plain = 1 - lambda * costs_.verify().at(1);
   const double value = choice.value - plain;
-  draft_value_ = kValueMemory * draft_value_ + (1 - kValueMemory) * value;
+  habit_.last_value = value;
+  habit_.value = kValueMemory * habit_.value + (1 - kValueMemory) * value;
   int32_t depth = 0;
   for (size_t node = 1; node <= static_cast<size_t>(choice.n_nodes); ++node) depth = std::max(depth, tree.depth[node]);
-  usual_nodes_ = std::max(static_cast<double>(choice.n_nodes), 0.9 * usual_nodes_);
-  usual_depth_ = std::max(static_cast<double>(depth), 0.9 * usual_depth_);
+  habit_.nodes = std::max(static_cast<double>(choice.n_nodes), 0.9 * habit_.nodes);
+  habit_.depth = std::max(static_cast<double>(depth), 0.9 * habit_.depth);
   return choice.n_nodes;
 }
 
@@ -153,12 +149,12 @@ void Controller::observe(const DecodeResult& result) {
   tokens_ = kRateMemory * tokens_ + static_cast<double>(result.tokens.size());
   seconds_ = kRateMemory * seconds_ + result.draft_seconds + result.verify_seconds;
   if (!drafted) {
-    ++since_draft_;
+    ++habit_.since_draft;
     return;
   }
-  // A probe that shows no gain makes the next one rarer.
-  probe_after_ = draft_value_ >= 0 ? kFirstProbe : std::min(kLastProbe, since_draft_ > 0 ? 2 * probe_after_ : probe_after_);
-  since_draft_ = 0;
+  // A draft that showed no gain makes the next probe rarer, one that did brings it soon.
+  habit_.probe_after = habit_.last_value > 0 ? kFirstProbe : std::min(kLastProbe, 2 * habit_.probe_after);
+  habit_.since_draft = 0;
 }
 
 }  // namespace kdt

@@ -14,6 +14,16 @@
 
 namespace kdt {
 
+// What drafting was lately worth in mode auto. It outlives a request: texts that follow each other are often alike, and a
+// request that starts from what is known need not find it out again.
+struct DraftHabit {
+  double value = 0;             // running: what choose_nodes expected of a draft, less what a plain round is worth
+  double last_value = 0;        // of the last draft alone
+  int64_t since_draft = 0;      // plain rounds since the last draft
+  int64_t probe_after = 8;      // plain rounds until the drafter is asked again
+  double nodes = 16, depth = 4; // lately chosen: recent largest, fading
+};
+
 // The engine's costs and calibration, shared by all requests.
 class RoundCosts {
  public:
@@ -25,11 +35,13 @@ class RoundCosts {
   const spec::CostTable& verify() const { return verify_; }
   double draft(int64_t depths) const;   // seconds of draft and build
   spec::Calibration& calibration(const Sampling& sampling, bool noise_ranking);
+  DraftHabit& habit(const Sampling& sampling) { return habit_[sampling.temperature > 0]; }
 
  private:
   spec::CostTable verify_;
   std::vector<double> draft_;           // by depths, [0] unused
   std::array<spec::Calibration, 3> calibration_;
+  std::array<DraftHabit, 2> habit_;     // greedy; temperature > 0
 };
 
 // The decisions of one request.
@@ -43,7 +55,7 @@ class Controller {
 
  private:
   DecodePlan plan_fixed(int64_t depth_room) const;
-  bool wants_draft();
+  bool wants_draft() const;
   int64_t cut(const Tree& tree);
 
   RoundCosts& costs_;
@@ -51,12 +63,8 @@ class Controller {
   int64_t budget_, max_depths_;
   bool spine_, noise_ranking_;
   spec::Calibration& calibration_;
-
-  // auto: running committed tokens and seconds (λ is their ratio), and what drafting was lately expected to be worth.
-  double tokens_, seconds_;
-  double draft_value_ = 0;              // of choose_nodes, less what a plain round is worth
-  int64_t since_draft_ = 0, probe_after_;
-  double usual_nodes_, usual_depth_;
+  DraftHabit& habit_;
+  double tokens_, seconds_;             // running, committed and spent: λ is their ratio
   DecodePlan current_;
   std::vector<double> gain_;
 };

@@ -11,7 +11,7 @@ namespace {
 
 // Waking the reader takes a CPU from the decode threads: rounds shorter than this share a wake-up, which the next round or
 // the end brings at the latest. Nobody reads faster.
-constexpr auto kWakeInterval = std::chrono::milliseconds(2);
+constexpr auto kWakeInterval = std::chrono::milliseconds(5);
 
 }  // namespace
 

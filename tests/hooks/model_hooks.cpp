@@ -24,12 +24,14 @@ class Models {
     const auto n_pages = static_cast<size_t>(pages_for(max_context));
     stream.pages.resize(n_pages);
     std::iota(stream.pages.begin(), stream.pages.end(), 0);
-    latent_.layer_pages_bytes = n_pages * ops->latent_page_bytes(c.kv_lora_rank, c.qk_rope_dim);
+    latent_.layer_page_bytes = ops->latent_page_bytes(c.kv_lora_rank, c.qk_rope_dim);
+    latent_.page_stride = static_cast<size_t>(c.n_layers) * latent_.layer_page_bytes;
     latent_.layer_scratch_bytes = ops->latent_scratch_bytes(max_rows, c.kv_lora_rank, c.qk_rope_dim);
-    draft_.layer_pages_bytes = n_pages * ops->draft_page_bytes(draft_config.n_kv_heads, draft_config.head_dim);
-    pages_ = ops->allocate(static_cast<size_t>(c.n_layers) * latent_.layer_pages_bytes);
+    draft_.layer_page_bytes = ops->draft_page_bytes(draft_config.n_kv_heads, draft_config.head_dim);
+    draft_.page_stride = draft_config.layers.size() * draft_.layer_page_bytes;
+    pages_ = ops->allocate(n_pages * latent_.page_stride);
     scratch_ = ops->allocate(static_cast<size_t>(c.n_layers) * latent_.layer_scratch_bytes);
-    draft_pages_ = ops->allocate(draft_config.layers.size() * draft_.layer_pages_bytes);
+    draft_pages_ = ops->allocate(n_pages * draft_.page_stride);
     taps_ = ops->allocate(draft_config.target_layer_ids.size() * static_cast<size_t>(max_rows * c.hidden_size) *
                           ops->activation_bytes());
     latent_.pages = pages_.data();
