@@ -84,15 +84,16 @@ size_t CpuOps::latent_scratch_bytes(int64_t rows, int64_t kv_lora, int64_t rope)
 
 void CpuOps::latent_write(const LatentWriteArgs& args) {
   const LatentLayout layout(args.kv_lora, args.rope.dim);
-  for_rows(args.rows.n, 32, [&](int64_t i, int) {
+  for_rows(args.rows.n, 32, [&](int64_t i, int t) {
     const float* in = static_cast<const float*>(args.kv) + i * args.kv_stride;
     const int64_t position = args.rows.position[i];
-    float* row = static_cast<float*>(args.scratch) + i * layout.scratch_stride;
+    const bool draft = args.rows.parent[i] >= 0;
+    float* row = draft ? static_cast<float*>(args.scratch) + i * layout.scratch_stride : scratch(t);
     rms_norm_row(in, args.kv_lora, args.norm_weight, args.eps, row);
     std::fill(row + args.kv_lora, row + layout.value_dims, 0.0f);
     std::copy_n(in + args.kv_lora, layout.rope, row + layout.value_dims);
     rotate_interleaved(row + layout.value_dims, args.rope, position);
-    if (args.rows.parent[i] >= 0) return;
+    if (draft) return;
     const auto id = static_cast<size_t>(args.streams[args.rows.stream[i]].page_table[position / kPageTokens]);
     layout.place(row, reinterpret_cast<float*>(static_cast<std::byte*>(args.pages) + id * args.page_stride),
                  position % kPageTokens);

@@ -69,7 +69,7 @@ int32_t argmax_row(const float* x, int64_t n);
 // The Gumbel-max winner among tokens with z[i] > -inf: argmax z[i] + noise(seed, choice, position, id[i]); id null: i.
 // Ties go to the lower i. NaN counts as -inf.
 int32_t gumbel_argmax(const double* z, const int32_t* id, int64_t n, uint64_t seed, uint32_t choice, uint32_t position);
-// out[i] = x[i] * scale + noise(seed, choice, position, i), rounded to float.
-void add_noise(const float* x, double scale, int64_t n, uint64_t seed, uint32_t choice, uint32_t position, float* out);
+// out[i] = x[i] + weight * noise(seed, choice, position, i), in double, rounded to float.
+void add_noise(const float* x, double weight, int64_t n, uint64_t seed, uint32_t choice, uint32_t position, float* out);
 
 }  // namespace kdt::cpu

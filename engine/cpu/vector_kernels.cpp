@@ -202,7 +202,7 @@ int32_t gumbel_argmax_impl(const double* z, const int32_t* id, int64_t n, uint64
   return winner < 0 ? 0 : winner;
 }
 
-void add_noise_impl(const float* x, double scale, int64_t n, uint64_t seed, uint32_t choice, uint32_t position,
+void add_noise_impl(const float* x, double weight, int64_t n, uint64_t seed, uint32_t choice, uint32_t position,
                     float* out) {
   const D d;
   const U64 u;
@@ -211,7 +211,7 @@ void add_noise_impl(const float* x, double scale, int64_t n, uint64_t seed, uint
     const auto token = hn::Iota(u, static_cast<uint64_t>(i));
     hn::Store(gumbel_of(philox_bits(seed, choice, position, token)), d, noise);
     for (int64_t j = 0; j < kDoubles && i + j < n; ++j)
-      out[i + j] = static_cast<float>(static_cast<double>(x[i + j]) * scale + noise[j]);
+      out[i + j] = static_cast<float>(static_cast<double>(x[i + j]) + weight * noise[j]);
   }
 }
 
@@ -241,8 +241,8 @@ int32_t argmax_row(const float* x, int64_t n) { return HWY_DYNAMIC_DISPATCH(argm
 int32_t gumbel_argmax(const double* z, const int32_t* id, int64_t n, uint64_t seed, uint32_t choice, uint32_t position) {
   return HWY_DYNAMIC_DISPATCH(gumbel_argmax_impl)(z, id, n, seed, choice, position);
 }
-void add_noise(const float* x, double scale, int64_t n, uint64_t seed, uint32_t choice, uint32_t position, float* out) {
-  HWY_DYNAMIC_DISPATCH(add_noise_impl)(x, scale, n, seed, choice, position, out);
+void add_noise(const float* x, double weight, int64_t n, uint64_t seed, uint32_t choice, uint32_t position, float* out) {
+  HWY_DYNAMIC_DISPATCH(add_noise_impl)(x, weight, n, seed, choice, position, out);
 }
 
 }  // namespace kdt::cpu

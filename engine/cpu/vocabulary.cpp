@@ -107,8 +107,8 @@ void CpuOps::top_k(const TopKArgs& args) {
     auto* order = reinterpret_cast<int32_t*>(noisy + args.vocab);
     const Sampling* sampling = args.sampling ? &args.sampling[i / args.depths] : nullptr;
     if (sampling && sampling->temperature > 0) {
-      add_noise(x, 1.0 / sampling->temperature, args.vocab, sampling->seed, sampling->choice,
-                static_cast<uint32_t>(args.position[i]), noisy);
+      const double weight = sampling->temperature * (i % args.depths == 0 ? 1.0 : kDeepNoise);
+      add_noise(x, weight, args.vocab, sampling->seed, sampling->choice, static_cast<uint32_t>(args.position[i]), noisy);
       x = noisy;
     }
     int32_t* id = args.token + i * args.k;

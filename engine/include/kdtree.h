@@ -108,7 +108,7 @@ KDT_API kdt_status kdt_chat_encode(kdt_engine *engine, const char *messages_json
 /* ------------------------------------------------------------------------------------------------ generation */
 
 enum { KDT_SPECULATE_AUTO = 0, KDT_SPECULATE_OFF = 1, KDT_SPECULATE_CHAIN = 2, KDT_SPECULATE_TREE = 3 };
-/* How the drafter's candidates are ranked at temperature > 0: by log q, or by log q / T + the sampling noise, which is known
+/* How the drafter's candidates are ranked at temperature > 0: by log q, or with the sampling noise, which is known
  * before drafting. Either is lossless. AUTO: the one that measured better, docs/speculation.md. */
 enum { KDT_RANKING_AUTO = 0, KDT_RANKING_PLAIN = 1, KDT_RANKING_NOISE = 2 };
 

@@ -136,11 +136,14 @@ struct ExpertsArgs {
   Act* out;                  // [n, hidden]
 };
 
+constexpr double kDeepNoise = 0.5;   // measured: docs/speculation.md
+
 // Per-position candidates of the drafter: the k best tokens and their log-probabilities.
 struct TopKArgs {
   int64_t n, vocab, k;
   const float* logits;       // [n, vocab]; NaN counts as -inf
-  // When not null: rows are ranked by log q / T + noise, and the log-probability is that of softmax over that sum.
+  // When not null, and T > 0: ranked by log q + w · T · noise, whose log softmax is the log-probability. w is 1 for a
+  // stream's first row and kDeepNoise after it: deeper rows are marginals over paths the noise knows nothing of.
   const Sampling* sampling;  // [n / depths] one a stream
   int64_t depths;            // rows a stream
   const int32_t* position;   // [n] of the candidate token

@@ -42,10 +42,11 @@ def top_k(logits, k):
   return token, np.take_along_axis(log_softmax(ranked), token, -1)
 
 
-def noisy_logits(logits, sampling, position):
-  """One row: log q / T + noise of the token at `position`, which is what its own sample would be the argmax of."""
+def noisy_logits(logits, sampling, position, depth=1):
+  """One row: log q + w T noise of the token at `position`; at depth 1, where w is 1, its sample is the argmax of that."""
+  weight = sampling["temperature"] * (1.0 if depth == 1 else 0.5)
   words = noise_words(sampling["seed"], sampling["choice"], position, np.arange(len(logits)))
-  return without_nan(np.asarray(logits, np.float64)) / sampling["temperature"] + gumbel(words)
+  return without_nan(np.asarray(logits, np.float64)) + weight * gumbel(words)
 
 
 def kept_tokens(logits, temperature, top_k=0, top_p=1.0, min_p=0.0):
