@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <random>
 
 #include "base/stage.h"
@@ -18,6 +19,7 @@ using kdt::capi::guarded;
 using kdt::capi::hand_out;
 
 struct kdt_engine {
+  std::shared_ptr<const std::string> cpu_target;   // what engines alive together have in common
   std::unique_ptr<kdt::Engine> engine;
 };
 
@@ -77,7 +79,23 @@ std::optional<ToolFormat> tool_format(const char* name) {
   fail(Status::invalid_argument, "chat_format", format, "auto, json or typescript");
 }
 
-std::unique_ptr<Engine> create(const kdt_engine_options& o) {
+// Kernels are chosen for the whole process: engines that live at the same time use one instruction set. No name means
+// that of the others, or the best.
+std::shared_ptr<const std::string> share_cpu_target(const char* name) {
+  static std::mutex mutex;
+  static std::weak_ptr<const std::string> in_use;
+  std::lock_guard lock(mutex);
+  std::shared_ptr<const std::string> target = in_use.lock();
+  if (target) {
+    check_argument(!name || *target == name, "cpu_target", name ? name : "",
+                   *target + ", which another engine of this process uses");
+    return target;
+  }
+  in_use = target = std::make_shared<const std::string>(name ? name : cpu_targets().front());
+  return target;
+}
+
+std::unique_ptr<Engine> create(const kdt_engine_options& o, const std::string& cpu_target) {
   EngineOptions options;
   if (o.model_path) {
     options.model_path = o.model_path;
@@ -93,8 +111,7 @@ std::unique_ptr<Engine> create(const kdt_engine_options& o) {
   options.max_budget = o.max_budget == 0 ? 1024 : in_range("max_budget", o.max_budget, 1, 1024);
   options.tool_format = tool_format(o.chat_format);
   const auto threads = static_cast<int>(in_range("threads", o.threads, 0, 256));
-  const std::string target = o.cpu_target ? o.cpu_target : "";
-  return std::make_unique<Engine>(options, [&] { return make_cpu_ops(threads, target); });
+  return std::make_unique<Engine>(options, [&] { return make_cpu_ops(threads, cpu_target); });
 }
 
 RequestSettings settings_of(const kdt_request_options& o) {
@@ -169,7 +186,8 @@ kdt_status kdt_engine_create(const kdt_engine_options* options, kdt_engine** out
     kdt_engine_options known{};
     copy_options(options, known);
     auto handle = std::make_unique<kdt_engine>();
-    handle->engine = capi::create(known);
+    handle->cpu_target = capi::share_cpu_target(known.cpu_target);
+    handle->engine = capi::create(known, *handle->cpu_target);
     *out = handle.release();
   });
 }

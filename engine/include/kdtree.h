@@ -73,7 +73,8 @@ typedef struct kdt_engine_options {
   int32_t prefill_chunk;    /* prompt tokens per round, 1 to 4096; 0: 512. Does not change any bit of the output */
   int32_t max_budget;       /* the largest draft tree a request may ask for, 1 to 1024; 0: 1024 */
   const char *chat_format;  /* "auto" or NULL: by the checkpoint's family; "json" or "typescript": how tools are declared */
-  const char *cpu_target;   /* NULL: the best instruction set of this CPU; else a name of kdt_cpu_targets() */
+  const char *cpu_target;   /* NULL: the best instruction set of this CPU; else a name of kdt_cpu_targets(). Engines of one
+                               process that live at the same time share it */
 } kdt_engine_options;
 
 /* Sets struct_size and every default. */
