@@ -126,7 +126,7 @@ typedef struct kdt_request_options {
   uint64_t seed;
   int32_t speculate;        /* KDT_SPECULATE_*; AUTO without a drafter is OFF; CHAIN and TREE without one are an error */
   int32_t budget;           /* draft nodes without the root, up to the engine's max_budget; 0: 16 for tree, block - 1 for chain,
-                               unlimited for auto. A chain has min(budget, block - 1) */
+                               63 for auto, which never uses more. A chain has min(budget, block - 1) */
   int32_t spine;            /* 1: a tree always contains the drafter's top-1 chain, counted inside the budget */
   int32_t ignore_eos;       /* 1: stop ids are ordinary tokens */
   int32_t ranking;          /* KDT_RANKING_* */

@@ -50,6 +50,7 @@ size_t Calibration::bin(double q) {
 }
 
 double Calibration::accept_probability(double q) const {
+  if (!(q > 0)) return 0;
   const size_t b = bin(q);
   // Within a bin the rate scales with q: the ratio of what was taken to what the drafter promised.
   const double ratio = (hits_[b] + kPriorTrials * q) / (mass_[b] + kPriorTrials * q);

@@ -20,7 +20,8 @@ class Models {
              draft_config.target_layer_ids),
         dflash(*ops, draft_config, Checkpoint::open_draft(draft), kimi, max_rows, max_context),
         round(*ops, kimi, &dflash, {max_rows, max_rows - 1, max_context, pages_for(max_context)}), max_rows_(max_rows),
-        count_(static_cast<size_t>(max_context) + 1) {
+        count_(static_cast<size_t>(max_context) + 1), stream_index_(static_cast<size_t>(max_rows), 0),
+        parent_(stream_index_.size(), -1) {
     std::iota(count_.begin(), count_.end(), 0);
     const ModelConfig& c = kimi.config();
     const auto n_pages = static_cast<size_t>(pages_for(max_context));
@@ -45,15 +46,13 @@ class Models {
   void forward(const int32_t* ids, int64_t n, int64_t chunk, int32_t* experts) {
     const ModelConfig& c = kimi.config();
     const StreamPages pages{stream.pages.data()};
-    const auto n_rows = static_cast<size_t>(max_rows_);
-    const std::vector<int32_t> zero(n_rows, 0), none(n_rows, -1);
     std::vector<int32_t*> chosen(static_cast<size_t>(c.n_layers), nullptr);
     for (int64_t at = 0; at < n; at += chunk) {
       const int64_t rows = std::min(chunk, n - at);
       const int32_t* position = count_.data() + at;
       for (int64_t i = c.n_dense_layers; i < c.n_layers; ++i)
         chosen[static_cast<size_t>(i)] = experts + ((i - c.n_dense_layers) * n + at) * c.n_experts_per_token;
-      ForwardArgs args{{rows, ids + at, position, zero.data(), none.data(), position + 1}, &pages, latent_};
+      ForwardArgs args{{rows, ids + at, position, stream_index_.data(), parent_.data(), position + 1}, &pages, latent_};
       args.taps = taps_.data();
       args.tap_stride = max_rows_ * c.hidden_size;
       args.chosen_experts = chosen;
@@ -76,7 +75,8 @@ class Models {
 
  private:
   int64_t max_rows_;
-  std::vector<int32_t> count_;      // 0, 1, … max_context
+  std::vector<int32_t> count_;                    // 0, 1, … max_context
+  std::vector<int32_t> stream_index_, parent_;    // [max_rows] of committed rows of stream 0
   LatentCache latent_{};
   DraftCache draft_{};
   Buffer pages_, scratch_, draft_pages_, taps_;
