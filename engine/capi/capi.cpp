@@ -98,6 +98,7 @@ std::shared_ptr<const std::string> share_cpu_target(const char* name) {
 std::unique_ptr<Engine> create(const kdt_engine_options& o, const std::string& cpu_target) {
   EngineOptions options;
   if (o.model_path) {
+    check_argument(*o.model_path != 0, "model_path", "empty", "a checkpoint directory");
     options.model_path = o.model_path;
     options.draft_path = o.draft_path ? o.draft_path : "";
   } else {
@@ -107,8 +108,10 @@ std::unique_ptr<Engine> create(const kdt_engine_options& o, const std::string& c
     options.bundled = true;
   }
   options.max_context = in_range("max_context", o.max_context, 0, INT32_MAX);
-  options.prefill_chunk = o.prefill_chunk == 0 ? 512 : in_range("prefill_chunk", o.prefill_chunk, 1, 4096);
-  options.max_budget = o.max_budget == 0 ? 1024 : in_range("max_budget", o.max_budget, 1, 1024);
+  options.prefill_chunk = in_range("prefill_chunk", o.prefill_chunk, 0, 4096);
+  if (options.prefill_chunk == 0) options.prefill_chunk = 512;
+  options.max_budget = in_range("max_budget", o.max_budget, 0, 1024);
+  if (options.max_budget == 0) options.max_budget = 1024;
   options.tool_format = tool_format(o.chat_format);
   const auto threads = static_cast<int>(in_range("threads", o.threads, 0, 256));
   return std::make_unique<Engine>(options, [&] { return make_cpu_ops(threads, cpu_target); });

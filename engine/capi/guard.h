@@ -38,7 +38,8 @@ template <class Options>
 void copy_options(const Options* from, Options& to) {
   check_argument(from != nullptr, "options", "NULL", "a struct set up by its _init function");
   const uint32_t given = from->struct_size;
-  check_argument(given >= sizeof(uint32_t) && given <= 4096, "struct_size", std::to_string(given),
+  // ABI 1 is the first: no shorter struct was ever published.
+  check_argument(given >= sizeof(Options) && given <= 4096, "struct_size", std::to_string(given),
                  std::to_string(sizeof(Options)) + ", as the _init function sets it");
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
   for (size_t i = sizeof(Options); i < given; ++i)

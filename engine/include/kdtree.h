@@ -101,7 +101,7 @@ KDT_API kdt_status kdt_detokenize(kdt_engine *engine, const int32_t *ids, int64_
 
 enum { KDT_THINKING_DEFAULT = -1, KDT_THINKING_OFF = 0, KDT_THINKING_ON = 1 };
 /* Token ids of a conversation in the model's chat format, ready to generate the assistant's turn. `messages_json`: an array
- * in OpenAI's form; `tools_json`: NULL, or an array of OpenAI tools; `thinking`: KDT_THINKING_*, whose default is off for the bundled
+ * in OpenAI's form; `tools_json`: NULL or empty, or an array of OpenAI tools; `thinking`: KDT_THINKING_*, whose default is off for the bundled
  * model and on for K2.x checkpoints. Message text is never parsed for special tokens. */
 KDT_API kdt_status kdt_chat_encode(kdt_engine *engine, const char *messages_json, const char *tools_json, int32_t thinking,
                                    int32_t *ids, int64_t capacity, int64_t *n);

@@ -47,6 +47,7 @@ void RoundCosts::measure(Round& round, Stream& stream) {
 }
 
 void RoundCosts::observe_draft(int64_t depths, double seconds) {
+  if (!measured()) return;   // a context too short to measure in; fixed modes draft all the same
   const double ratio = seconds / draft(depths);
   if (!(ratio > 0) || ratio > 3) return;   // disturbed by something else
   for (double& cost : draft_) cost *= 1 + 0.05 * (ratio - 1);

@@ -83,7 +83,7 @@ void Engine::check_tokens(std::span<const int32_t> ids, const char* what) const 
   check_argument(!ids.empty(), what, "empty", "at least one token");
   for (size_t i = 0; i < ids.size(); ++i)
     check_argument(ids[i] >= 0 && ids[i] < config_.vocab_size, std::string(what) + "[" + std::to_string(i) + "]",
-                   std::to_string(ids[i]), "a token id below " + std::to_string(config_.vocab_size));
+                   std::to_string(ids[i]), "a token id from 0 to " + std::to_string(config_.vocab_size - 1));
 }
 
 std::shared_ptr<Request> Engine::submit(RequestSettings settings) {

@@ -100,12 +100,13 @@ KDT_HOOK const char* kdt_hook_models_forward(Models* models, const int32_t* ids,
 }
 
 // Drafter logits [depths, vocab] behind the first `start` ids of the last forward.
-KDT_HOOK const char* kdt_hook_models_propose(Models* models, int32_t root, int64_t start, int64_t depths, float* logits) {
+KDT_HOOK const char* kdt_hook_models_propose(Models* models, int32_t root, int64_t start, int64_t depths,
+                                             float* logits) {
   return guarded([&] { models->propose(root, start, depths, logits); });
 }
 
-// The tree of a round behind ids [n], and the target's logits at root and nodes. token, parent, depth: out [budget + 1];
-// logits: out [budget + 1, vocab].
+// The tree of a round behind ids [n], and the target's logits at root and nodes. token, parent, depth: out
+// [budget + 1]; logits: out [budget + 1, vocab].
 KDT_HOOK const char* kdt_hook_models_tree(Models* models, const int32_t* ids, int64_t n, int64_t chunk, int32_t root,
                                           int64_t budget, int64_t depths, int32_t* token, int32_t* parent,
                                           int32_t* depth, int64_t* n_nodes, float* logits) {
@@ -127,7 +128,8 @@ KDT_HOOK const char* kdt_hook_models_tree(Models* models, const int32_t* ids, in
     stream.length = n;
     const auto size = static_cast<size_t>(tree.n_nodes + 1);
     const std::vector<float> weight(size, 0);
-    const auto got = models->round.verify(stream, {tree.n_nodes, {token, size}, {parent, size}, {depth, size}, weight}, true);
+    const Tree given{tree.n_nodes, {token, size}, {parent, size}, {depth, size}, weight};
+    const auto got = models->round.verify(stream, given, true);
     std::copy(got.begin(), got.end(), logits);
   });
 }

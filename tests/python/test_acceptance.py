@@ -12,7 +12,9 @@ KINDS = ["code", "prose", "chat", "all"]
 
 
 def options(method):
-  return {"speculate": "chain"} if method == "chain" else {"speculate": "tree", "budget": int(method.removeprefix("ddtree"))}
+  if method == "chain":
+    return {"speculate": "chain"}
+  return {"speculate": "tree", "budget": int(method.removeprefix("ddtree"))}
 
 
 @functools.cache

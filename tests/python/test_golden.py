@@ -97,13 +97,13 @@ def test_tree(models, golden):
 # layer types (window, 0: full), heads, kv heads, head_dim, block, taps
 DRAFTERS = [
   ([0, 7], 6, 3, 24, 5, [0, 4]),
-  ([64, 0, 1], 4, 4, 32, 8, [2]),
+  ([64, 0, 64], 4, 4, 32, 8, [2]),
   ([5, 0, 5, 0], 8, 1, 16, 3, [0, 1, 2, 3, 4]),
 ]
 
 
 def random_drafter(folder, rng, windows, heads, kv_heads, head_dim, block, taps):
-  """A drafter of these layers with random weights, on disk as a checkpoint. All of its windows are of one size."""
+  """A drafter of these layers with random weights, on disk as a checkpoint."""
   hidden, width = CONFIG["hidden_size"], 96
   config = json.loads((DRAFT / "config.json").read_text())
   config |= {"num_hidden_layers": len(windows), "num_attention_heads": heads, "num_key_value_heads": kv_heads,
@@ -117,10 +117,12 @@ def random_drafter(folder, rng, windows, heads, kv_heads, head_dim, block, taps)
              "norm.weight": norm(hidden)}
   for i in range(len(windows)):
     layer = {"input_layernorm": norm(hidden), "post_attention_layernorm": norm(hidden),
-             "self_attn.q_proj": matrix(heads * head_dim, hidden), "self_attn.k_proj": matrix(kv_heads * head_dim, hidden),
-             "self_attn.v_proj": matrix(kv_heads * head_dim, hidden), "self_attn.o_proj": matrix(hidden, heads * head_dim),
-             "self_attn.q_norm": norm(head_dim), "self_attn.k_norm": norm(head_dim), "mlp.gate_proj": matrix(width, hidden),
-             "mlp.up_proj": matrix(width, hidden), "mlp.down_proj": matrix(hidden, width)}
+             "self_attn.q_proj": matrix(heads * head_dim, hidden), "self_attn.q_norm": norm(head_dim),
+             "self_attn.k_proj": matrix(kv_heads * head_dim, hidden), "self_attn.k_norm": norm(head_dim),
+             "self_attn.v_proj": matrix(kv_heads * head_dim, hidden),
+             "self_attn.o_proj": matrix(hidden, heads * head_dim),
+             "mlp.gate_proj": matrix(width, hidden), "mlp.up_proj": matrix(width, hidden),
+             "mlp.down_proj": matrix(hidden, width)}
     tensors |= {f"layers.{i}.{name}.weight": value for name, value in layer.items()}
   header, data = {}, b""
   for name, value in tensors.items():

@@ -1,4 +1,4 @@
-"""Sampled tokens against a plain statement: the chain of numerics.md and the counter-based noise, on the engine's logits."""
+"""Sampled tokens against a plain statement: the sampling chain and the counter-based noise, on the engine's logits."""
 
 import json
 

@@ -379,3 +379,11 @@ def test_other_threads_run_while_the_engine_works(session):
     ticker.join()
   middle = [t for t in ticks if start + 0.1 * (end - start) < t < end - 0.1 * (end - start)]
   assert len(middle) >= min(10, (end - start) / 0.02)
+
+
+@pytest.mark.parametrize("context", [4, 17, 63, 64, 65])
+def test_every_mode_works_in_a_context_too_short_to_measure_costs_in(context):
+  with Session(max_context=context, threads=1) as short:
+    ids = [short.generate([5], max_tokens=context - 2, ignore_eos=True, temperature=1.0, seed=3, speculate=mode).token_ids
+           for mode in ("off", "chain", "tree", "auto")]
+  assert ids[0] == ids[1] == ids[2] == ids[3]

@@ -41,7 +41,8 @@ class Bundled {
     const DraftConfig draft_config = load_draft_config(draft);
     target = std::make_unique<Kimi>(*ops, load_model_config(model), Checkpoint::open(model), kMaxRows, kMaxContext,
                                     draft_config.target_layer_ids);
-    drafter = std::make_unique<DFlash>(*ops, draft_config, Checkpoint::open_draft(draft), *target, kMaxRows, kMaxContext);
+    drafter = std::make_unique<DFlash>(*ops, draft_config, Checkpoint::open_draft(draft), *target, kMaxRows,
+                                       kMaxContext);
     round = std::make_unique<Round>(*ops, *target, drafter.get(),
                                     RoundLimits{kMaxRows, kMaxBudget, kMaxContext, n_streams * pages_for(kMaxContext)});
   }

@@ -49,7 +49,8 @@ struct OwnTree {
 // From bushes to chains; siblings may hold the same token.
 OwnTree random_tree(Random& random, int64_t vocab) {
   OwnTree tree;
-  const int64_t n = random.pick<int64_t>({1, 2, 7, 16, 40, 75, 150}), chain_percent = random.pick<int64_t>({0, 50, 90, 100});
+  const int64_t n = random.pick<int64_t>({1, 2, 7, 16, 40, 75, 150});
+  const int64_t chain_percent = random.pick<int64_t>({0, 50, 90, 100});
   tree.token[0] = static_cast<int32_t>(random.below(vocab));
   for (int64_t i = 1; i <= n; ++i) {
     const int64_t parent = random.below(100) < chain_percent ? i - 1 : random.below(i);
@@ -75,9 +76,11 @@ std::vector<int64_t> random_lengths(Random& random, int64_t n, int64_t most) {
 }
 
 // The logits of the last of `tail` (the root and a path) as committed tokens behind the stream's first `length`.
-std::vector<float> decoded_alone(Random& random, Bundled& model, Stream& s, const Ids& prefix, int64_t length, const Ids& tail) {
-  const auto vocab = static_cast<size_t>(model.vocab());
-  const auto last_row = [&](const std::vector<float>& logits) { return std::vector<float>(logits.end() - static_cast<std::ptrdiff_t>(vocab), logits.end()); };
+std::vector<float> decoded_alone(Random& random, Bundled& model, Stream& s, const Ids& prefix, int64_t length,
+                                 const Ids& tail) {
+  const auto last_row = [&](const std::vector<float>& logits) {
+    return std::vector<float>(logits.end() - model.vocab(), logits.end());
+  };
   switch (random.below(3)) {
     case 0: {   // one by one
       s.length = length;
@@ -112,7 +115,8 @@ struct Drafted {
 Drafted decode(Bundled& model, Stream& s, const DecodePlan& plan) {
   const DecodeResult r = model.round->decode(s, plan, model.time);
   const auto copy = [](std::span<const int32_t> ids) { return Ids(ids.begin(), ids.end()); };
-  return {copy(r.tree.token), copy(r.tree.parent), copy(r.path), copy(r.tokens), {r.tree.weight.begin(), r.tree.weight.end()}};
+  return {copy(r.tree.token), copy(r.tree.parent), copy(r.path), copy(r.tokens),
+          {r.tree.weight.begin(), r.tree.weight.end()}};
 }
 
 DecodePlan tree_plan(int64_t budget, int64_t depths = 7) {

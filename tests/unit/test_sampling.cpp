@@ -99,7 +99,8 @@ TEST_CASE("through trees of any size the first token and the pair of the first t
       parent.push_back(0);
       depth.push_back(1);
     }
-    const auto logits = model.round->verify(s, Tree{static_cast<int64_t>(first.size()), token, parent, depth, weight}, true);
+    const Tree live{static_cast<int64_t>(first.size()), token, parent, depth, weight};
+    const auto logits = model.round->verify(s, live, true);
     Outcomes firsts, pairs;
     std::map<int32_t, size_t> first_cell;
     std::map<std::pair<int32_t, int32_t>, size_t> pair_cell;

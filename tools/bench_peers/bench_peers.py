@@ -22,7 +22,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 PEER_PACKAGES = ["numpy==2.4.6", "gguf==0.19.0", "llama-cpp-python==0.3.36"]
-FIXED_MODES = ["off", "chain", "tree:4", "tree:8", "tree:16"]
+FIXED_MODES = ["off", "chain", "tree:2", "tree:3", "tree:4", "tree:8"]
 START_RUNS = 5
 
 # Figure -> what it should reach, and whether larger is better.
