@@ -159,7 +159,8 @@ TEST_CASE("long runs take linear time") {
   for (size_t n = 2; n <= 4096; n *= 2) more.push_back(repeat("a", n));
   Tokenizer tokenizer = Tokenizer::parse(model_file(more), kNoNames, "test");
   CHECK(tokenizer.encode(repeat("a", 25000)).size() == 6 + 4);   // 6 of 4,096, then 424 = 256 + 128 + 32 + 8
-  CHECK((std::clock() - start) / CLOCKS_PER_SEC < 300);   // seconds of processor time, sanitized builds included; a quadratic step takes far longer
+  // Processor time, sanitized builds included; a quadratic step takes far longer.
+  CHECK((std::clock() - start) / CLOCKS_PER_SEC < 300);
 }
 
 TEST_CASE("special tokens come from the reserved range and never out of text") {
