@@ -24,6 +24,8 @@ enum class Status : int32_t {
   buffer_too_small = -9,   // the needed size is reported beside it
   engine_failed = -10,     // the engine hit an error of its own and takes no more requests
   internal = -11,
+  queue_full = -12,        // as many requests wait as may
+  shutting_down = -13,     // the engine takes nothing new
 };
 
 class Error : public std::runtime_error {

@@ -1,4 +1,5 @@
 // The C ABI (include/kdtree.h) over the runtime. extern "C" lives in this folder and nowhere else.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -8,6 +9,7 @@
 #include "base/stage.h"
 #include "capi/bundled.h"
 #include "capi/guard.h"
+#include "capi/handles.h"
 #include "cpu/cpu_ops.h"
 #include "include/kdtree.h"
 #include "runtime/engine.h"
@@ -18,16 +20,11 @@ using kdt::capi::copy_options;
 using kdt::capi::guarded;
 using kdt::capi::hand_out;
 
-struct kdt_engine {
-  std::shared_ptr<const std::string> cpu_target;   // what engines alive together have in common
-  std::unique_ptr<kdt::Engine> engine;
-};
-
 // Keeps what it needs of the engine alive by itself: handles may be destroyed in any order.
 struct kdt_request {
   std::shared_ptr<kdt::Request> request;
-  std::vector<int64_t> accepted_by_depth;   // borrowed by kdt_result
-  std::string error;
+  std::vector<int64_t> accepted_by_depth;   // borrowed by kdt_result, as the strings
+  std::string error, stop_string;
 };
 
 namespace kdt::capi {
@@ -38,11 +35,6 @@ std::string& last_error() {
 }
 
 namespace {
-
-Engine& engine_of(kdt_engine* handle) {
-  check_argument(handle != nullptr && handle->engine != nullptr, "engine", "NULL", "an engine");
-  return *handle->engine;
-}
 
 Request& request_of(kdt_request* handle) {
   check_argument(handle != nullptr && handle->request != nullptr, "request", "NULL", "a request");
@@ -112,32 +104,86 @@ std::unique_ptr<Engine> create(const kdt_engine_options& o, const std::string& c
   if (options.prefill_chunk == 0) options.prefill_chunk = 512;
   options.max_budget = in_range("max_budget", o.max_budget, 0, 1024);
   if (options.max_budget == 0) options.max_budget = 1024;
+  options.max_streams = in_range("max_streams", o.max_streams, 0, 64);
+  if (options.max_streams == 0) options.max_streams = 64;
+  options.max_waiting = in_range("max_waiting", o.max_waiting, 0, 65536);
+  if (options.max_waiting == 0) options.max_waiting = 1024;
+  options.kv_tokens = in_range("kv_tokens", o.kv_tokens, 0, int64_t{1} << 40);
+  options.prefix_cache = o.no_prefix_cache == 0;
   options.tool_format = tool_format(o.chat_format);
   const auto threads = static_cast<int>(in_range("threads", o.threads, 0, 256));
   return std::make_unique<Engine>(options, [&] { return make_cpu_ops(threads, cpu_target); });
 }
 
+// Defaults that are not zero.
+kdt_request_options default_request_options() {
+  kdt_request_options defaults{};
+  defaults.max_tokens = 128;
+  defaults.top_p = 1;
+  defaults.repetition_penalty = 1;
+  defaults.logprobs = -1;
+  defaults.prompt_logprobs = -1;
+  return defaults;
+}
+
+// `n` elements at `from`, at most `most`.
+template <class T>
+std::vector<T> copied(const char* field, const T* from, int64_t n, int64_t least, int64_t most) {
+  in_range((std::string("n_") + field).c_str(), n, least, most);
+  check_argument(n == 0 || from != nullptr, field, "NULL", "an array of " + std::to_string(n));
+  return n == 0 ? std::vector<T>() : std::vector<T>(from, from + n);
+}
+
+void read_penalties(const kdt_request_options& o, RequestSettings& s) {
+  s.repetition_penalty = static_cast<float>(real_in_range("repetition_penalty", o.repetition_penalty, 0.0, 10.0, true));
+  s.presence_penalty = static_cast<float>(real_in_range("presence_penalty", o.presence_penalty, -2.0, 2.0));
+  s.frequency_penalty = static_cast<float>(real_in_range("frequency_penalty", o.frequency_penalty, -2.0, 2.0));
+  s.bias_tokens = copied("bias_tokens", o.bias_tokens, o.n_bias, 0, 1024);
+  s.bias_values = copied("bias_values", o.bias_values, o.n_bias, 0, 1024);
+  for (size_t i = 0; i < s.bias_values.size(); ++i)
+    real_in_range(("bias_values[" + std::to_string(i) + "]").c_str(), static_cast<double>(s.bias_values[i]), -100.0, 100.0);
+  std::vector<int32_t> sorted = s.bias_tokens;
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) fail(Status::invalid_argument, "bias_tokens", std::to_string(*twice) + " twice", "each token once");
+}
+
+void read_stops(const kdt_request_options& o, RequestSettings& s) {
+  const auto strings = copied("stop", o.stop, o.n_stop, 0, static_cast<int64_t>(kMaxStopStrings));
+  for (size_t i = 0; i < strings.size(); ++i) {
+    check_argument(strings[i] != nullptr, "stop[" + std::to_string(i) + "]", "NULL", "a string");
+    s.stop.emplace_back(strings[i], strnlen(strings[i], kMaxStopBytes + 1));
+  }
+  s.stop_tokens = copied("stop_tokens", o.stop_tokens, o.n_stop_tokens, 0, 256);
+}
+
 RequestSettings settings_of(const kdt_request_options& o) {
   RequestSettings s;
-  in_range("n_prompt", o.n_prompt, 1, INT32_MAX);
-  check_argument(o.prompt != nullptr, "prompt", "NULL", "token ids");
-  s.prompt.assign(o.prompt, o.prompt + o.n_prompt);
-  s.max_tokens = in_range("max_tokens", o.max_tokens, 1, INT32_MAX);
+  s.prompt = copied("prompt", o.prompt, o.n_prompt, 1, INT32_MAX);
+  s.prompt_logprobs = in_range("prompt_logprobs", o.prompt_logprobs, -1, 20);
+  s.logprobs = in_range("logprobs", o.logprobs, -1, 20);
+  s.max_tokens = in_range("max_tokens", o.max_tokens, s.prompt_logprobs >= 0 ? 0 : 1, INT32_MAX);
+  s.min_tokens = in_range("min_tokens", o.min_tokens, 0, INT32_MAX);
   s.sampling.temperature = real_in_range("temperature", o.temperature, 0.0, 100.0);
   s.sampling.top_p = real_in_range("top_p", o.top_p, 0.0, 1.0, true);
   s.sampling.min_p = real_in_range("min_p", o.min_p, 0.0, 1.0);
   s.sampling.top_k = static_cast<int32_t>(in_range("top_k", o.top_k, 0, INT32_MAX));
+  s.sampling.choice = o.choice;
   if (o.has_seed) {
     s.sampling.seed = o.seed;
   } else {
     std::random_device random;
     s.sampling.seed = (static_cast<uint64_t>(random()) << 32) | random();
   }
+  read_penalties(o, s);
+  read_stops(o, s);
   s.speculate = static_cast<Speculate>(in_range("speculate", o.speculate, KDT_SPECULATE_AUTO, KDT_SPECULATE_TREE));
   s.budget = in_range("budget", o.budget, 0, 1024);
   s.spine = o.spine != 0;
   s.ignore_eos = o.ignore_eos != 0;
   s.ranking = static_cast<Ranking>(in_range("ranking", o.ranking, KDT_RANKING_AUTO, KDT_RANKING_NOISE));
+  s.priority = o.priority;
+  s.timeout = std::chrono::milliseconds(in_range("timeout_ms", o.timeout_ms, 0, INT32_MAX));
   return s;
 }
 
@@ -166,6 +212,8 @@ const char* kdt_status_name(kdt_status status) {
     case KDT_ERR_BUFFER_TOO_SMALL: return "KDT_ERR_BUFFER_TOO_SMALL";
     case KDT_ERR_ENGINE_FAILED: return "KDT_ERR_ENGINE_FAILED";
     case KDT_ERR_INTERNAL: return "KDT_ERR_INTERNAL";
+    case KDT_ERR_QUEUE_FULL: return "KDT_ERR_QUEUE_FULL";
+    case KDT_ERR_SHUTTING_DOWN: return "KDT_ERR_SHUTTING_DOWN";
     default: return "KDT_ERR_UNKNOWN";
   }
 }
@@ -210,20 +258,6 @@ const char* kdt_cpu_targets(void) {
   return names.c_str();
 }
 
-kdt_status kdt_engine_figures(kdt_engine* engine, const char** names, double* values, int64_t capacity, int64_t* n) {
-  return guarded([&] {
-    const auto figures = capi::engine_of(engine).figures();
-    std::vector<const char*> all_names;
-    std::vector<double> all_values;
-    for (const kdt::Figure& figure : figures) {
-      all_names.push_back(figure.name);
-      all_values.push_back(figure.value);
-    }
-    hand_out(all_names.data(), all_names.size(), names, capacity, n);
-    hand_out(all_values.data(), all_values.size(), values, capacity, n);
-  });
-}
-
 kdt_status kdt_tokenize(kdt_engine* engine, const char* text, int64_t text_bytes, int32_t* ids, int64_t capacity, int64_t* n) {
   return guarded([&] {
     check_argument(text != nullptr || text_bytes == 0, "text", "NULL", "UTF-8 text");
@@ -243,13 +277,14 @@ kdt_status kdt_detokenize(kdt_engine* engine, const int32_t* ids, int64_t n_ids,
 }
 
 kdt_status kdt_chat_encode(kdt_engine* engine, const char* messages_json, const char* tools_json, int32_t thinking,
-                           int32_t* ids, int64_t capacity, int64_t* n) {
+                           int32_t preserve_thinking, int32_t* ids, int64_t capacity, int64_t* n) {
   return guarded([&] {
     check_argument(messages_json != nullptr, "messages", "NULL", "a JSON array of messages");
     capi::in_range("thinking", thinking, KDT_THINKING_DEFAULT, KDT_THINKING_ON);
     const auto tokens = capi::engine_of(engine).encode_chat(
         messages_json, tools_json ? tools_json : "",
-        thinking == KDT_THINKING_DEFAULT ? std::nullopt : std::optional<bool>(thinking == KDT_THINKING_ON));
+        thinking == KDT_THINKING_DEFAULT ? std::nullopt : std::optional<bool>(thinking == KDT_THINKING_ON),
+        preserve_thinking != 0);
     hand_out(tokens.data(), tokens.size(), ids, capacity, n);
   });
 }
@@ -259,9 +294,7 @@ kdt_status kdt_request_options_init(kdt_request_options* options, uint32_t struc
     check_argument(options != nullptr, "options", "NULL", "a struct");
     check_argument(struct_size >= sizeof(uint32_t) && struct_size <= 4096, "struct_size", std::to_string(struct_size),
                    "sizeof(kdt_request_options)");
-    kdt_request_options defaults{};
-    defaults.max_tokens = 128;
-    defaults.top_p = 1;
+    const kdt_request_options defaults = capi::default_request_options();
     std::memset(options, 0, struct_size);
     std::memcpy(options, &defaults, std::min<size_t>(struct_size, sizeof defaults));
     options->struct_size = struct_size;
@@ -272,9 +305,7 @@ kdt_status kdt_request_submit(kdt_engine* engine, const kdt_request_options* opt
   return guarded([&] {
     check_argument(out != nullptr, "out", "NULL", "a place for the request");
     *out = nullptr;
-    kdt_request_options known{};
-    known.max_tokens = 128;
-    known.top_p = 1;
+    kdt_request_options known = capi::default_request_options();
     copy_options(options, known);
     auto handle = std::make_unique<kdt_request>();
     handle->request = capi::engine_of(engine).submit(capi::settings_of(known));
@@ -289,9 +320,20 @@ kdt_status kdt_request_next(kdt_request* request, kdt_event* events, int64_t cap
     check_argument(events != nullptr, "events", "NULL", "an array of events");
     capi::in_range("capacity", capacity, 1, int64_t{1} << 30);
     capi::in_range("timeout_ms", timeout_ms, -1, INT32_MAX);
-    for (const kdt::Event& event : capi::request_of(request).next(static_cast<size_t>(capacity), timeout_ms))
-      events[(*n)++] = {event.finished ? KDT_EVENT_FINISHED : KDT_EVENT_TOKEN, event.token, event.text.c_str(),
-                        static_cast<int64_t>(event.text.size())};
+    for (const kdt::Event& event : capi::request_of(request).next(static_cast<size_t>(capacity), timeout_ms)) {
+      constexpr int32_t kKinds[] = {KDT_EVENT_TOKEN, KDT_EVENT_FINISHED, KDT_EVENT_PROMPT_TOKEN};
+      events[(*n)++] = {kKinds[static_cast<size_t>(event.kind)], event.token, event.text.c_str(),
+                        static_cast<int64_t>(event.text.size()), event.logprob,
+                        static_cast<int32_t>(event.top_tokens.size()), event.top_tokens.data(), event.top_logprobs.data()};
+    }
+  });
+}
+
+kdt_status kdt_request_fd(kdt_request* request, int32_t* fd) {
+  return guarded([&] {
+    check_argument(fd != nullptr, "fd", "NULL", "a place for the descriptor");
+    *fd = -1;
+    *fd = capi::request_of(request).descriptor();
   });
 }
 
@@ -311,6 +353,7 @@ kdt_status kdt_request_result(kdt_request* request, kdt_result* result) {
     const kdt::Result from = r.result();
     request->accepted_by_depth = from.accepted_by_depth;
     request->error = from.error;
+    request->stop_string = from.stop_string;
     kdt_result known{};
     known.struct_size = result->struct_size;
     known.finish_reason = static_cast<int32_t>(from.finish);
@@ -330,6 +373,12 @@ kdt_status kdt_request_result(kdt_request* request, kdt_result* result) {
     known.accepted_by_depth = request->accepted_by_depth.data();
     for (size_t i = 0; i < kdt::kStages; ++i) known.timings_ms[i] = from.time.seconds[i] * 1e3;
     known.error = request->error.c_str();
+    known.cached_tokens = from.cached_tokens;
+    known.preemptions = from.preemptions;
+    known.queue_ms = from.queue_seconds * 1e3;
+    known.total_ms = from.total_seconds * 1e3;
+    known.stop_token = from.stop_token;
+    known.stop_string = request->stop_string.c_str();
     check_argument(result->struct_size >= sizeof(uint32_t), "struct_size", std::to_string(result->struct_size),
                    "sizeof(kdt_result)");
     std::memcpy(result, &known, std::min<size_t>(result->struct_size, sizeof known));

@@ -79,6 +79,7 @@ class CpuOps final : public Ops {
   void logits(const LinearArgs& args) override { linear(args); }
   void top_k(const TopKArgs& args) override;
   void sample(const SampleArgs& args) override;
+  void logprobs(const LogprobArgs& args) override;
   void draft_context(const DraftContextArgs& args) override;
   void draft_attention(const DraftAttentionArgs& args) override;
   void build_tree(const BuildTreeArgs& args) override;

@@ -98,6 +98,35 @@ int32_t sample_row(const float* logits, int64_t vocab, const Sampling& s, uint32
   return c.id[gumbel_argmax(c.z, c.id, c.n, s.seed, s.choice, position)];
 }
 
+// The logits of one row as its request wants them: `out` [vocab]. Every token's value is its own function of its count.
+void adjust_row(const float* logits, int64_t vocab, const LogitAdjust& a, const Rows& rows, int64_t row, float* out) {
+  std::copy_n(logits, vocab, out);
+  const auto is_node = [&](int64_t i) { return rows.parent[i] >= 0; };
+  const auto in_path = [&](int32_t token) {
+    int32_t count = 0;
+    for (int64_t i = row; is_node(i); i = rows.parent[i]) count += rows.token[i] == token;
+    return count;
+  };
+  const auto penalise = [&](int32_t token, int32_t count) {
+    float& x = out[token];
+    if (a.repetition != 1) x = x > 0 ? x / a.repetition : x * a.repetition;
+    if (count > 0) x -= a.frequency * static_cast<float>(count) + a.presence;
+  };
+  if (a.repetition != 1 || a.frequency != 0 || a.presence != 0) {
+    for (int64_t i = 0; i < a.n_seen; ++i) penalise(a.seen[i], a.seen_count[i] + in_path(a.seen[i]));
+    const auto in_history = [&](int32_t token) { return std::find(a.seen, a.seen + a.n_seen, token) != a.seen + a.n_seen; };
+    for (int64_t i = row; is_node(i); i = rows.parent[i]) {
+      const int32_t token = rows.token[i];
+      bool later = false;   // met already, nearer to the row
+      for (int64_t j = row; j != i; j = rows.parent[j]) later |= rows.token[j] == token;
+      if (!later && !in_history(token)) penalise(token, in_path(token));
+    }
+  }
+  for (int64_t i = 0; i < a.n_bias; ++i) out[a.bias_token[i]] += a.bias[i];
+  if (rows.position[row] + 1 < a.banned_until)
+    for (int64_t i = 0; i < a.n_banned; ++i) out[a.banned[i]] = kMinusInf;
+}
+
 }  // namespace
 
 void CpuOps::top_k(const TopKArgs& args) {
@@ -122,14 +151,33 @@ void CpuOps::top_k(const TopKArgs& args) {
 void CpuOps::sample(const SampleArgs& args) {
   for_rows(args.rows.n, 2, [&](int64_t i, int t) {
     const float* logits = args.logits + i * args.vocab;
-    const Sampling& sampling = args.sampling[args.rows.stream[i]];
+    const int32_t stream = args.rows.stream[i];
+    const Sampling& sampling = args.sampling[stream];
+    auto* all = reinterpret_cast<double*>(scratch(t));
+    Candidates c{all + args.vocab, reinterpret_cast<int32_t*>(all + 2 * args.vocab), 0};
+    if (args.adjust && args.adjust[stream]) {
+      auto* adjusted = reinterpret_cast<float*>(c.id + args.vocab);
+      adjust_row(logits, args.vocab, *args.adjust[stream], args.rows, i, adjusted);
+      logits = adjusted;
+    }
     if (sampling.temperature <= 0) {
       args.token[i] = argmax_row(logits, args.vocab);
       return;
     }
-    auto* all = reinterpret_cast<double*>(scratch(t));
-    Candidates c{all + args.vocab, reinterpret_cast<int32_t*>(all + 2 * args.vocab), 0};
     args.token[i] = sample_row(logits, args.vocab, sampling, static_cast<uint32_t>(args.rows.position[i]) + 1, all, c);
+  });
+}
+
+void CpuOps::logprobs(const LogprobArgs& args) {
+  for_rows(args.n, 2, [&](int64_t i, int t) {
+    const float* x = args.logits + args.row[i] * args.vocab;
+    int32_t* id = args.top_token + i * args.n_top;
+    float* value = args.top_logprob + i * args.n_top;
+    const float log_sum = row_stats(x, args.vocab).log_sum_exp;
+    const auto from_logit = [log_sum](float logit) { return logit == kMinusInf ? kMinusInf : logit - log_sum; };
+    args.logprob[i] = from_logit(as_rankable(x[args.token[i]]));
+    if (args.n_top > 0) best_of_row(x, args.vocab, args.n_top, id, value, reinterpret_cast<int32_t*>(scratch(t)));
+    for (int64_t j = 0; j < args.n_top; ++j) value[j] = from_logit(value[j]);
   });
 }
 

@@ -88,7 +88,7 @@ std::vector<int32_t> Engine::tokenize(std::string_view text) const {
 std::vector<int32_t> Engine::encode_chat(const std::string& messages_json, int32_t thinking) const {
   return collect_ids(
       [&](int32_t* ids, int64_t capacity, int64_t* n) {
-        return kdt_chat_encode(get(), messages_json.c_str(), nullptr, thinking, ids, capacity, n);
+        return kdt_chat_encode(get(), messages_json.c_str(), nullptr, thinking, 0, ids, capacity, n);
       },
       messages_json.size() / 2 + 16);
 }

@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-#define KDT_ABI_VERSION 1
+#define KDT_ABI_VERSION 2
 
 /* The lines between the cffi marks are parsed by pyclient from the installed header: declarations only, and KDT_API
  * (which pyclient takes off) is the only macro. */
@@ -36,6 +36,7 @@ extern "C" {
 
 typedef struct kdt_engine kdt_engine;    /* a loaded model, its drafter, its pages and its decode thread */
 typedef struct kdt_request kdt_request;  /* one submitted generation */
+typedef struct kdt_reply kdt_reply;      /* an assistant turn being read: reasoning, content, tool calls */
 
 typedef int32_t kdt_status;
 enum {
@@ -46,11 +47,13 @@ enum {
   KDT_ERR_OUT_OF_MEMORY = -4,
   KDT_ERR_CONTEXT_LENGTH = -5,    /* prompt + max_tokens do not fit the context */
   KDT_ERR_UNSUPPORTED = -6,       /* well-formed, but not implemented by this engine */
-  KDT_ERR_CANCELLED = -7,
+  KDT_ERR_CANCELLED = -7,         /* what was waited for was cancelled */
   KDT_ERR_TIMEOUT = -8,           /* nothing happened within the time given; not a failure */
   KDT_ERR_BUFFER_TOO_SMALL = -9,  /* *n has the needed size */
   KDT_ERR_ENGINE_FAILED = -10,    /* the engine hit an error of its own and takes no more requests */
-  KDT_ERR_INTERNAL = -11
+  KDT_ERR_INTERNAL = -11,
+  KDT_ERR_QUEUE_FULL = -12,       /* as many requests wait as may; try again later */
+  KDT_ERR_SHUTTING_DOWN = -13     /* the engine drains: it finishes what it has and takes nothing new */
 };
 
 /* The ABI this library implements (KDT_ABI_VERSION of its header). Clients check it before anything else. */
@@ -75,6 +78,11 @@ typedef struct kdt_engine_options {
   const char *chat_format;  /* "auto" or NULL: by the checkpoint's family; "json" or "typescript": how tools are declared */
   const char *cpu_target;   /* NULL: the best instruction set of this CPU; else a name of kdt_cpu_targets(). Engines of one
                                process that live at the same time share it */
+  int32_t max_streams;      /* requests decoded together, 1 to 64; 0: 64. Does not change any bit of the output */
+  int32_t max_waiting;      /* requests that may wait for a place, 1 to 65536; 0: 1024 */
+  int64_t kv_tokens;        /* tokens the KV pages hold, all streams and the prefix cache together, at least one context;
+                               0: a context for every stream, within a quarter of the machine's memory */
+  int32_t no_prefix_cache;  /* 1: pages are never shared between requests. Does not change any bit of the output */
 } kdt_engine_options;
 
 /* Sets struct_size and every default. */
@@ -89,8 +97,32 @@ KDT_API const char *kdt_engine_info_json(kdt_engine *engine);
 /* The space-separated instruction sets the CPU backend can use on this machine, best first. Static. */
 KDT_API const char *kdt_cpu_targets(void);
 
-/* Running figures for metrics: names (static strings) and values, same index, stable order. Safe to call while decoding. */
+/* Running figures for metrics: names and values, same index, stable order. A name is a Prometheus series without its
+ * prefix: `generation_tokens_total`, `request_success_total{finished_reason="stop"}`,
+ * `time_to_first_token_seconds_bucket{le="0.5"}`. Borrowed, valid as long as the engine. Safe to call while decoding. */
 KDT_API kdt_status kdt_engine_figures(kdt_engine *engine, const char **names, double *values, int64_t capacity, int64_t *n);
+enum { KDT_FIGURE_COUNTER = 0, KDT_FIGURE_GAUGE = 1, KDT_FIGURE_HISTOGRAM = 2 };
+/* The families of those series: name (without `_bucket`, `_sum`, `_count`), KDT_FIGURE_* and one line of help. Static. */
+KDT_API kdt_status kdt_figure_families(const char **names, int32_t *kinds, const char **helps, int64_t capacity, int64_t *n);
+
+typedef struct kdt_health {
+  uint32_t struct_size;
+  int32_t failed;               /* 1: the engine hit an error of its own, every request ended with it */
+  int32_t draining;             /* 1: kdt_engine_drain was called */
+  int32_t running;              /* streams that hold pages */
+  int32_t waiting;
+  double seconds_since_round;   /* since work that is pending last moved on; 0 when nothing is pending */
+  const char *error;            /* of a failed engine, else "". Borrowed, valid as long as the engine */
+} kdt_health;
+/* `health->struct_size` is set by the caller. Never waits for a round. */
+KDT_API kdt_status kdt_engine_health(kdt_engine *engine, kdt_health *health);
+/* From now on submit and score give KDT_ERR_SHUTTING_DOWN; waits up to timeout_ms (-1: for ever) until no request is left.
+ * KDT_ERR_TIMEOUT: some are. May be called again. */
+KDT_API kdt_status kdt_engine_drain(kdt_engine *engine, int32_t timeout_ms);
+/* Cancels every request, queued or running. */
+KDT_API kdt_status kdt_engine_cancel_all(kdt_engine *engine);
+/* Forgets every page of the prefix cache that no stream uses; *n_pages, unless NULL, gets how many. Takes effect within one round. */
+KDT_API kdt_status kdt_engine_reset_prefix_cache(kdt_engine *engine, int64_t *n_pages);
 
 /* ------------------------------------------------------------------------------------------------ text */
 
@@ -101,10 +133,38 @@ KDT_API kdt_status kdt_detokenize(kdt_engine *engine, const int32_t *ids, int64_
 
 enum { KDT_THINKING_DEFAULT = -1, KDT_THINKING_OFF = 0, KDT_THINKING_ON = 1 };
 /* Token ids of a conversation in the model's chat format, ready to generate the assistant's turn. `messages_json`: an array
- * in OpenAI's form; `tools_json`: NULL or empty, or an array of OpenAI tools; `thinking`: KDT_THINKING_*, whose default is off for the bundled
- * model and on for K2.x checkpoints. Message text is never parsed for special tokens. */
+ * in OpenAI's form; `tools_json`: NULL or empty, or an array of OpenAI tools; `thinking`: KDT_THINKING_*, whose default is
+ * off for the bundled model and on for K2.x checkpoints; `preserve_thinking`: 1 keeps the reasoning of earlier turns.
+ * Message text is never parsed for special tokens. */
 KDT_API kdt_status kdt_chat_encode(kdt_engine *engine, const char *messages_json, const char *tools_json, int32_t thinking,
-                                   int32_t *ids, int64_t capacity, int64_t *n);
+                                   int32_t preserve_thinking, int32_t *ids, int64_t capacity, int64_t *n);
+
+/* Reading an assistant turn in the chat format while it streams: what is reasoning, what is content, what calls a tool.
+ * Control tokens count only as token ids; text that looks like one is text. */
+enum {
+  KDT_PART_REASONING = 1,
+  KDT_PART_CONTENT = 2,
+  KDT_PART_TOOL_BEGIN = 3,      /* a call: `id` and `name` */
+  KDT_PART_TOOL_ARGUMENTS = 4   /* a piece of the JSON arguments of the call `tool_index` */
+};
+typedef struct kdt_part {
+  int32_t kind;                 /* KDT_PART_* */
+  int32_t tool_index;           /* of a tool part: 0 for the turn's first call, and so on; else -1 */
+  const char *text;             /* whole UTF-8 characters; "" of TOOL_BEGIN. Borrowed until the next push, finish or destroy */
+  int64_t text_bytes;
+  const char *id;               /* of TOOL_BEGIN, as the model wrote it ("functions.search:0"); else "". Borrowed alike */
+  const char *name;             /* of TOOL_BEGIN ("search"); else "" */
+} kdt_part;
+/* `thinking` and `tools`: as the turn was asked for. KDT_THINKING_ON or its default on: the turn starts inside reasoning.
+ * `tools` 0: tool markers are dropped and what they enclose is content. The caller owns *out, which may outlive the engine. */
+KDT_API kdt_status kdt_reply_create(kdt_engine *engine, int32_t thinking, int32_t tools, kdt_reply **out);
+/* One token event: its id and text as kdt_event has them (-1: text alone). Parts are handed out by kdt_reply_parts. */
+KDT_API kdt_status kdt_reply_push(kdt_reply *reply, int32_t token_id, const char *text, int64_t text_bytes);
+/* The turn has ended: what was held back becomes parts. */
+KDT_API kdt_status kdt_reply_finish(kdt_reply *reply);
+/* The parts made by the last push or finish; adjacent text of one kind is one part. */
+KDT_API kdt_status kdt_reply_parts(kdt_reply *reply, kdt_part *parts, int64_t capacity, int64_t *n);
+KDT_API void kdt_reply_destroy(kdt_reply *reply);
 
 /* ------------------------------------------------------------------------------------------------ generation */
 
@@ -115,7 +175,8 @@ enum { KDT_RANKING_AUTO = 0, KDT_RANKING_PLAIN = 1, KDT_RANKING_NOISE = 2 };
 
 typedef struct kdt_request_options {
   uint32_t struct_size;
-  int32_t max_tokens;       /* tokens to generate, at least 1; prompt + max_tokens must fit the context. Default 128 */
+  int32_t max_tokens;       /* tokens to generate, at least 1 (but see prompt_logprobs); prompt + max_tokens must fit the
+                               context. Default 128 */
   const int32_t *prompt;    /* token ids, copied by submit */
   int64_t n_prompt;         /* at least 1 */
   double temperature;       /* 0 (default): greedy; at most 100 */
@@ -130,25 +191,51 @@ typedef struct kdt_request_options {
   int32_t spine;            /* 1: a tree always contains the drafter's top-1 chain, counted inside the budget */
   int32_t ignore_eos;       /* 1: stop ids are ordinary tokens */
   int32_t ranking;          /* KDT_RANKING_* */
+  int32_t min_tokens;       /* stop ids and stop strings do not end the text before this many tokens; default 0 */
+  double repetition_penalty;   /* (0, 10], default 1: logits of tokens in prompt or output are divided (> 0) or multiplied */
+  double presence_penalty;     /* [-2, 2], default 0: taken off the logits of tokens in the output */
+  double frequency_penalty;    /* [-2, 2], default 0: that times their count there */
+  const int32_t *bias_tokens;  /* [n_bias] token ids, each once; copied */
+  const float *bias_values;    /* [n_bias] added to their logits, each in [-100, 100] */
+  int64_t n_bias;              /* up to 1024 */
+  const char *const *stop;     /* [n_stop] strings that end the text and do not appear in it; copied */
+  int64_t n_stop;              /* up to 32, each 1 to 1024 bytes of UTF-8 */
+  const int32_t *stop_tokens;  /* [n_stop_tokens] further ids that end the text, ignore_eos or not */
+  int64_t n_stop_tokens;       /* up to 256 */
+  int32_t logprobs;         /* -1 (default): none; 0 to 20: every token event has its log-probability and this many of the top */
+  int32_t prompt_logprobs;  /* -1 (default): none; 0 to 20: the prompt's tokens come first, as PROMPT_TOKEN events. With it
+                               max_tokens may be 0 */
+  uint32_t choice;          /* which of several answers to one prompt this is: other noise from the same seed */
+  int32_t priority;         /* lower is admitted earlier and preempted later; default 0. Equal ones: in the order submitted */
+  int32_t timeout_ms;       /* from submit; the request is then cancelled. 0 (default): none */
 } kdt_request_options;
 
 KDT_API kdt_status kdt_request_options_init(kdt_request_options *options, uint32_t struct_size);
-/* Validates, copies and queues a request. Requests run in the order submitted. The caller owns *out. */
+/* Validates, copies and queues a request: KDT_ERR_QUEUE_FULL, KDT_ERR_SHUTTING_DOWN. Up to max_streams run together, admitted
+ * by priority and then in the order submitted; none changes any bit of another's output. The caller owns *out. */
 KDT_API kdt_status kdt_request_submit(kdt_engine *engine, const kdt_request_options *options, kdt_request **out);
 
-enum { KDT_EVENT_TOKEN = 1, KDT_EVENT_FINISHED = 2 };
+enum { KDT_EVENT_TOKEN = 1, KDT_EVENT_FINISHED = 2, KDT_EVENT_PROMPT_TOKEN = 3 };
 typedef struct kdt_event {
   int32_t kind;        /* KDT_EVENT_* */
-  int32_t token_id;    /* of a token event */
+  int32_t token_id;    /* of a token event, the prompt's included; else -1 */
   const char *text;    /* whole UTF-8 characters that became complete with this event; "" while one is incomplete. Borrowed
-                          until the next kdt_request_next of this request, or its destroy */
+                          until the next kdt_request_next of this request, or its destroy; so are the arrays below */
   int64_t text_bytes;
+  float logprob;       /* log-probability of the token under the target's own distribution (before temperature, penalties and
+                          bias); NaN when it was not asked for, and of the prompt's first token */
+  int32_t n_top;       /* of the two arrays */
+  const int32_t *top_ids;       /* [n_top] the most probable tokens, best first, ties to the lower id */
+  const float *top_logprobs;    /* [n_top] */
 } kdt_event;
 /* Waits up to timeout_ms (-1: for ever, 0: not at all) for events and hands out up to `capacity` of them, in order. The last
  * one is FINISHED (it carries text that was still held back); after it *n is 0 with KDT_OK. KDT_ERR_TIMEOUT: none yet.
  * One thread at a time per request. */
 KDT_API kdt_status kdt_request_next(kdt_request *request, kdt_event *events, int64_t capacity, int64_t *n, int32_t timeout_ms);
-/* Asks the request to stop; it ends with finish reason cancelled within one round. */
+/* A descriptor that polls readable while kdt_request_next would not time out (an eventfd; never read from it). Made at the
+ * first call, the request's own: closed by its destroy. */
+KDT_API kdt_status kdt_request_fd(kdt_request *request, int32_t *fd);
+/* Asks the request to stop; it ends with finish reason cancelled within one round, wherever it is. */
 KDT_API kdt_status kdt_request_cancel(kdt_request *request);
 /* Cancels if need be and frees. NULL is fine. */
 KDT_API void kdt_request_destroy(kdt_request *request);
@@ -174,6 +261,12 @@ typedef struct kdt_result {
   const int64_t *accepted_by_depth;  /* i-th: rounds that accepted depth i + 1. Borrowed until the request's destroy */
   double timings_ms[8];         /* by KDT_STAGE_* */
   const char *error;            /* the message when finish_reason is ERROR, else "". Borrowed until the request's destroy */
+  int64_t cached_tokens;        /* prompt tokens whose KV came from the prefix cache */
+  int64_t preemptions;          /* times its pages were taken and recomputed */
+  double queue_ms;              /* from submit until first admitted */
+  double total_ms;              /* from submit until it finished, or until now */
+  int32_t stop_token;           /* the id that ended the text, or -1 */
+  const char *stop_string;      /* the stop string that ended it, or "". Borrowed until the request's destroy */
 } kdt_result;
 /* `result->struct_size` is set by the caller. Complete once FINISHED was handed out; before that a snapshot. */
 KDT_API kdt_status kdt_request_result(kdt_request *request, kdt_result *result);
@@ -182,7 +275,8 @@ KDT_API const char *kdt_finish_name(int32_t finish_reason);
 /* A static name: "prefill", "draft", … */
 KDT_API const char *kdt_stage_name(int32_t stage);
 
-/* The target's logits at every position of `ids`: float32 [n_ids, vocab], row-major. Queued like a request; blocks. */
+/* The target's logits at every position of `ids`: float32 [n_ids, vocab], row-major. Runs beside
+ * the streams and takes part in the queue like a request; blocks. KDT_ERR_CANCELLED by kdt_engine_cancel_all. */
 KDT_API kdt_status kdt_engine_score(kdt_engine *engine, const int32_t *ids, int64_t n_ids, float *logits, int64_t capacity, int64_t *n);
 
 /* cffi:end */

@@ -1,6 +1,7 @@
 #include "model/dflash.h"
 
 #include <array>
+#include <numeric>
 
 #include "base/error.h"
 #include "model/weights.h"
@@ -8,7 +9,7 @@
 namespace kdt {
 
 DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint, Kimi& target, int64_t max_rows,
-               int64_t max_context)
+               int64_t max_context, int64_t max_streams)
     : ops_(ops), config_(config), target_(target),
       rope_(ops, config.head_dim, config.rope_theta, config.yarn, max_context + config.block_size) {
   const DraftConfig& c = config_;
@@ -37,17 +38,17 @@ DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint
   const auto acts = [&](int64_t n) { return ops.allocate(static_cast<size_t>(n) * ops.activation_bytes()); };
   feature_ = acts(max_rows * c.hidden_size);
   context_kv_ = acts(max_rows * 2 * kv_dim);
-  x_ = acts(c.block_size * c.hidden_size);
-  h_ = acts(c.block_size * c.hidden_size);
-  qkv_ = acts(c.block_size * (q_dim + 2 * kv_dim));
-  attention_ = acts(c.block_size * q_dim);
-  mlp_ = acts(c.block_size * c.mlp_width);
-  token_ = ops.allocate(static_cast<size_t>(c.block_size) * sizeof(int32_t));
-  index_ = ops.allocate(static_cast<size_t>(c.block_size) * sizeof(int32_t));
-  std::vector<int32_t> tokens(static_cast<size_t>(c.block_size), c.mask_token_id), index;
-  for (int64_t i = 0; i < c.block_size; ++i) index.push_back(static_cast<int32_t>(i));
-  ops.copy_in(token_, 0, tokens.data(), tokens.size() * sizeof(int32_t));
-  ops.copy_in(index_, 0, index.data(), index.size() * sizeof(int32_t));
+  const int64_t n_rows = max_streams * c.block_size;
+  x_ = acts(n_rows * c.hidden_size);
+  h_ = acts(n_rows * c.hidden_size);
+  qkv_ = acts(n_rows * (q_dim + 2 * kv_dim));
+  attention_ = acts(n_rows * q_dim);
+  mlp_ = acts(n_rows * c.mlp_width);
+  for (Buffer* rows : {&token_, &every_row_, &draft_row_}) *rows = ops.allocate(static_cast<size_t>(n_rows) * sizeof(int32_t));
+  host_rows_.assign(static_cast<size_t>(n_rows), c.mask_token_id);
+  ops.copy_in(token_, 0, host_rows_.data(), host_rows_.size() * sizeof(int32_t));
+  std::iota(host_rows_.begin(), host_rows_.end(), 0);
+  ops.copy_in(every_row_, 0, host_rows_.data(), host_rows_.size() * sizeof(int32_t));
 }
 
 void DFlash::commit(const Rows& rows, const int32_t* tap_row, const Act* taps, int64_t tap_stride,
@@ -67,34 +68,39 @@ void DFlash::commit(const Rows& rows, const int32_t* tap_row, const Act* taps, i
   }
 }
 
-void DFlash::propose(int32_t anchor, int32_t start, int64_t depths, const StreamPages* stream, const DraftCache& cache,
-                     float* logits) {
+void DFlash::propose(int64_t n_streams, const int32_t* anchor, const int32_t* start, int64_t depths,
+                     const StreamPages* streams, const DraftCache& cache, float* logits) {
   const DraftConfig& c = config_;
   const auto eps = static_cast<float>(c.rms_norm_eps);
   const int64_t block = c.block_size, q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim;
-  const int64_t qkv_width = q_dim + 2 * kv_dim;
+  const int64_t n_rows = n_streams * block, n_drafts = n_streams * depths, qkv_width = q_dim + 2 * kv_dim;
   auto* kv = qkv_.as<std::byte>() + static_cast<size_t>(q_dim) * ops_.activation_bytes();
-  ops_.copy_in(token_, 0, &anchor, sizeof anchor);
-  target_.embed({block, token_.as<int32_t>(), nullptr, nullptr, nullptr, nullptr}, x_.data());
+  for (int64_t s = 0; s < n_streams; ++s) {
+    ops_.copy_in(token_, static_cast<size_t>(s * block) * sizeof(int32_t), anchor + s, sizeof *anchor);
+    for (int64_t d = 0; d < depths; ++d) host_rows_[static_cast<size_t>(s * depths + d)] = static_cast<int32_t>(s * block + 1 + d);
+  }
+  ops_.copy_in(draft_row_, 0, host_rows_.data(), static_cast<size_t>(n_drafts) * sizeof(int32_t));
+  target_.embed({n_rows, token_.as<int32_t>(), nullptr, nullptr, nullptr, nullptr}, x_.data());
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
     // Past the last layer's keys and values only the candidates' positions matter.
     const bool last = i + 1 == layers_.size();
-    const int64_t first = last ? 1 : 0, n = last ? depths : block;
-    const RowLayout rows{0, index_.as<int32_t>() + first};
-    ops_.rms_norm({block, c.hidden_size, x_.data(), layer.input_norm.as<float>(), eps, h_.data()});
+    const int64_t n = last ? n_drafts : n_rows;
+    const RowLayout rows{0, last ? draft_row_.as<int32_t>() : every_row_.as<int32_t>()};
+    ops_.rms_norm({n_rows, c.hidden_size, x_.data(), layer.input_norm.as<float>(), eps, h_.data()});
     ops_.linear({n, h_.data(), &layer.q, qkv_.data(), false, rows, {qkv_width, rows.index}});
-    ops_.linear({block, h_.data(), &layer.kv, kv, false, {}, {qkv_width}});
-    ops_.draft_attention({1, block, &start, stream, qkv_.data(), layer.q_norm.as<float>(), layer.k_norm.as<float>(), eps,
-                          rope_.view(), c.n_heads, c.n_kv_heads, c.head_dim, layer.window, first, n,
+    ops_.linear({n_rows, h_.data(), &layer.kv, kv, false, {}, {qkv_width}});
+    ops_.draft_attention({n_streams, block, start, streams, qkv_.data(), layer.q_norm.as<float>(),
+                          layer.k_norm.as<float>(), eps, rope_.view(), c.n_heads, c.n_kv_heads, c.head_dim, layer.window,
+                          last ? 1 : 0, last ? depths : block,
                           static_cast<std::byte*>(cache.pages) + i * cache.layer_page_bytes, cache.page_stride,
                           attention_.data()});
     ops_.linear({n, attention_.data(), &layer.o, x_.data(), true, rows, rows});
     ops_.rms_norm({n, c.hidden_size, x_.data(), layer.post_norm.as<float>(), eps, h_.data(), rows, rows});
     ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data(), rows.index});
   }
-  ops_.rms_norm({depths, c.hidden_size, x_.data(), norm_.as<float>(), eps, h_.data(), {0, index_.as<int32_t>() + 1}});
-  ops_.logits({depths, h_.data(), &target_.lm_head(), logits});
+  ops_.rms_norm({n_drafts, c.hidden_size, x_.data(), norm_.as<float>(), eps, h_.data(), {0, draft_row_.as<int32_t>()}});
+  ops_.logits({n_drafts, h_.data(), &target_.lm_head(), logits});
 }
 
 }  // namespace kdt

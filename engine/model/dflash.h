@@ -25,16 +25,17 @@ struct DraftCache {
 class DFlash {
  public:
   DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint, Kimi& target, int64_t max_rows,
-         int64_t max_context);
+         int64_t max_context, int64_t max_streams);
 
   // Context keys and values of newly committed tokens. `rows`: their positions and streams; `tap_row` [rows.n] is each
   // one's row in `taps` [n_taps, tap_stride] as the target's forward left them.
   void commit(const Rows& rows, const int32_t* tap_row, const Act* taps, int64_t tap_stride, const StreamPages* streams,
               const DraftCache& cache);
 
-  // Logits of the first `depths` mask positions of one block: out [depths, vocab].
-  void propose(int32_t anchor, int32_t start, int64_t depths, const StreamPages* stream, const DraftCache& cache,
-               float* logits);
+  // Logits of the first `depths` mask positions of every stream's block: out [n_streams, depths, vocab]. `anchor`: last
+  // committed tokens, at positions `start`.
+  void propose(int64_t n_streams, const int32_t* anchor, const int32_t* start, int64_t depths, const StreamPages* streams,
+               const DraftCache& cache, float* logits);
 
   const DraftConfig& config() const { return config_; }
 
@@ -53,8 +54,10 @@ class DFlash {
   Buffer hidden_norm_, norm_;
   std::vector<Layer> layers_;
   Buffer feature_, context_kv_;                         // [max_rows, …]
-  Buffer x_, h_, qkv_, attention_, mlp_;                // [block, …]
-  Buffer token_, index_;                                // the block's tokens; 0, 1, …, block - 1
+  Buffer x_, h_, qkv_, attention_, mlp_;                // [max_streams * block, …]
+  Buffer token_;                                        // [max_streams, block]: anchor and masks
+  Buffer every_row_, draft_row_;                        // [max_streams * block] row indices: 0, 1, …; those of `depths` masks
+  std::vector<int32_t> host_rows_;                      // [max_streams * block]
 };
 
 }  // namespace kdt

@@ -151,13 +151,25 @@ struct TopKArgs {
   float* log_q;              // out [n, k]
 };
 
-// The target's own token at every row: penalties none, temperature, top-k, top-p, min-p, then Gumbel-max by counter noise.
+// The target's own token at every row: penalties, bias, temperature, top-k, top-p, min-p, then Gumbel-max by counter noise.
 struct SampleArgs {
-  Rows rows;
+  Rows rows;                 // parent: a row of these
   int64_t vocab;
   const float* logits;       // [n, vocab]
   const Sampling* sampling;  // by stream
+  const LogitAdjust* const* adjust;   // by stream, null: as they are; or null altogether
   int32_t* token;            // out [n]: of position + 1
+};
+
+// Log-probabilities under the target's own distribution: the log softmax of the logits as they are.
+struct LogprobArgs {
+  int64_t n, vocab, n_top;
+  const float* logits;       // rows of vocab; NaN counts as -inf
+  const int32_t* row;        // [n] which row of logits
+  const int32_t* token;      // [n] the token that followed
+  float* logprob;            // out [n] its own
+  int32_t* top_token;        // out [n, n_top] the most probable, best first, ties to the lower id
+  float* top_logprob;        // out [n, n_top]
 };
 
 // The drafter's context keys and values of committed rows: k_norm, RoPE (half-split), into the stream's draft pages.
@@ -266,6 +278,7 @@ class Ops {
   virtual void logits(const LinearArgs& args) = 0;  // out is float [n, vocab] on every backend
   virtual void top_k(const TopKArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
+  virtual void logprobs(const LogprobArgs& args) = 0;
   virtual void draft_context(const DraftContextArgs& args) = 0;
   virtual void draft_attention(const DraftAttentionArgs& args) = 0;
   virtual void build_tree(const BuildTreeArgs& args) = 0;

@@ -66,6 +66,23 @@ struct RopeTable {
   int64_t dim;
 };
 
+// What changes a request's logits before its temperature does, in this order. A row's output so far is the history and the
+// tokens of the row's own ancestors and itself.
+struct LogitAdjust {
+  float repetition = 1;              // logits of tokens in prompt or output: / when positive, * when not
+  float frequency = 0;               // taken off, times the token's count in the output
+  float presence = 0;                // taken off tokens of the output
+  const int32_t* seen = nullptr;     // [n_seen] the history: tokens of prompt and output, the root included, each once
+  const int32_t* seen_count = nullptr;   // [n_seen] times in the output; 0: in the prompt only
+  int64_t n_seen = 0;
+  const int32_t* bias_token = nullptr;   // [n_bias]
+  const float* bias = nullptr;       // added
+  int64_t n_bias = 0;
+  const int32_t* banned = nullptr;   // [n_banned] never sampled at positions below banned_until
+  int64_t n_banned = 0;
+  int32_t banned_until = 0;
+};
+
 // One request's sampling settings; noise is a function of (seed, choice, position, token id) alone.
 struct Sampling {
   double temperature = 0;    // 0: greedy

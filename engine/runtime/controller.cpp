@@ -1,7 +1,6 @@
 #include "runtime/controller.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 namespace kdt {
@@ -9,55 +8,10 @@ namespace {
 
 constexpr int64_t kTreeBudget = 16;        // of mode tree, when none is given
 constexpr int64_t kAutoBudget = 63;        // the cost table ends at 64 rows
-constexpr double kRateMemory = 0.95;       // λ follows the last twenty rounds or so
 constexpr double kValueMemory = 0.8;       // whether to draft follows the last five drafts
 constexpr int64_t kFirstProbe = 8, kLastProbe = 256;   // plain rounds between two probes of the drafter
-constexpr auto kMeasureTime = std::chrono::milliseconds(60);   // a start should not be felt
 
 }  // namespace
-
-void RoundCosts::measure(Round& round, Stream& stream) {
-  StageSeconds time;
-  const std::vector<int32_t> prompt(32, 1);
-  round.prefill(stream, prompt, true, nullptr, time);
-  const auto start = std::chrono::steady_clock::now();
-  const auto out_of_time = [start] { return std::chrono::steady_clock::now() - start > kMeasureTime; };
-  // The first pass warms the caches; the fastest of the others is least disturbed by anything else on the machine.
-  const auto fastest = [](auto&& pass) {
-    pass();
-    return std::min(pass(), pass());
-  };
-  draft_.assign(static_cast<size_t>(round.max_depths()) + 1, 0.0);
-  const double shallow = fastest([&] { return round.measure_draft(stream, 1); });
-  const double deep = fastest([&] { return round.measure_draft(stream, round.max_depths()); });
-  for (size_t d = 1; d < draft_.size(); ++d) {
-    const double part = draft_.size() > 2 ? static_cast<double>(d - 1) / static_cast<double>(draft_.size() - 2) : 0.0;
-    draft_[d] = shallow + part * std::max(0.0, deep - shallow);
-  }
-  const auto& sizes = spec::CostTable::kRows;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    // Sizes there was no time for follow the slope of those before: refined once a tree is as large.
-    const double seconds = i >= 2 && out_of_time()
-                               ? verify_.at(sizes[i - 1]) + (verify_.at(sizes[i - 1]) - verify_.at(sizes[i - 2])) *
-                                     static_cast<double>(sizes[i] - sizes[i - 1]) /
-                                     static_cast<double>(sizes[i - 1] - sizes[i - 2])
-                               : fastest([&] { return round.measure_verify(stream, sizes[i]); });
-    verify_.set(sizes[i], seconds);
-  }
-}
-
-void RoundCosts::observe_draft(int64_t depths, double seconds) {
-  if (!measured()) return;   // a context too short to measure in; fixed modes draft all the same
-  const double ratio = seconds / draft(depths);
-  if (!(ratio > 0) || ratio > 3) return;   // disturbed by something else
-  for (double& cost : draft_) cost *= 1 + 0.05 * (ratio - 1);
-}
-
-double RoundCosts::draft(int64_t depths) const { return draft_[static_cast<size_t>(depths)]; }
-
-spec::Calibration& RoundCosts::calibration(const Sampling& sampling, bool noise_ranking) {
-  return calibration_[sampling.temperature <= 0 ? 0 : noise_ranking ? 2 : 1];
-}
 
 Controller::Controller(RoundCosts& costs, const RequestSettings& settings, const Round& round)
     : costs_(costs), mode_(settings.speculate),
@@ -66,74 +20,58 @@ Controller::Controller(RoundCosts& costs, const RequestSettings& settings, const
       calibration_(costs.calibration(settings.sampling, noise_ranking_)), habit_(costs.habit(settings.sampling)) {
   if (!round.has_drafter() || (mode_ == Speculate::automatic && !costs.measured())) mode_ = Speculate::off;
   const int64_t most = round.limits().max_budget;
+  const auto given = [&settings](int64_t by_default) { return settings.budget > 0 ? settings.budget : by_default; };
   switch (mode_) {
-    case Speculate::automatic: budget_ = std::min(most, settings.budget > 0 ? settings.budget : kAutoBudget); break;
-    case Speculate::chain: budget_ = settings.budget > 0 ? std::min(settings.budget, max_depths_) : max_depths_; break;
-    default: budget_ = std::min(most, settings.budget > 0 ? settings.budget : kTreeBudget);
+    case Speculate::automatic: budget_ = std::min({most, given(kAutoBudget), kAutoBudget}); break;
+    case Speculate::chain: budget_ = std::min({most, given(max_depths_), max_depths_}); break;
+    default: budget_ = std::min(most, given(kTreeBudget));
   }
-  if (mode_ == Speculate::automatic) budget_ = std::min(budget_, kAutoBudget);
-  tokens_ = 1;
-  seconds_ = costs.verify().at(1);
-  gain_.reserve(static_cast<size_t>(budget_) + 1);
-}
-
-DecodePlan Controller::plan_fixed(int64_t depth_room) const {
-  DecodePlan plan;
-  if (mode_ == Speculate::off || depth_room < 1) return plan;
-  plan.budget = budget_;
-  plan.depths = std::min({max_depths_, budget_, depth_room});
-  plan.chain = mode_ == Speculate::chain;
-  plan.spine = spine_;
-  plan.noise_ranking = noise_ranking_;
-  return plan;
 }
 
 bool Controller::wants_draft() const { return habit_.value >= 0 || habit_.since_draft >= habit_.probe_after; }
 
-DecodePlan Controller::plan(int64_t wanted, int64_t depth_room) {
-  current_ = plan_fixed(depth_room);
-  if (mode_ != Speculate::automatic || current_.budget == 0) return current_;
-  // The bonus token alone is enough for the last one.
-  if (wanted == 1) return current_ = {};
-  current_.depths = std::min(current_.depths, wanted - 1);
-  if (!wants_draft()) {
-    current_ = {};
-    return current_;
+DecodePlan Controller::plan(int64_t wanted, int64_t depth_room, int64_t budget) {
+  current_ = {};
+  budget = std::min(budget, budget_);
+  if (mode_ == Speculate::off || depth_room < 1 || budget < 1) return current_;
+  int64_t depths = std::min(max_depths_, depth_room);
+  if (automatic()) {
+    // The bonus token alone is enough for the last one.
+    if (wanted == 1 || !wants_draft()) return current_;
+    // A little more than what lately paid: candidates and depths that are never verified cost time too.
+    const auto ample = [](double usual, int64_t spare) { return static_cast<int64_t>(std::ceil(usual)) + spare; };
+    budget = std::min(budget, ample(1.5 * habit_.nodes, 4));
+    depths = std::min({depths, wanted - 1, ample(habit_.depth, 1)});
   }
-  // A little more than what lately paid: candidates and depths that are never verified cost time too.
-  const auto ample = [](double usual, int64_t spare) { return static_cast<int64_t>(std::ceil(usual)) + spare; };
-  current_.budget = std::min(budget_, ample(1.5 * habit_.nodes, 4));
-  current_.depths = std::min({current_.depths, current_.budget, ample(habit_.depth, 1)});
-  current_.cut = [this](const Tree& tree) { return cut(tree); };
+  current_.depths = std::min(depths, budget);
+  current_.budget = mode_ == Speculate::chain ? current_.depths : budget;
+  current_.spine = spine_ || mode_ == Speculate::chain;
+  current_.noise_ranking = noise_ranking_;
   return current_;
 }
 
-int64_t Controller::cut(const Tree& tree) {
-  gain_.assign(static_cast<size_t>(tree.n_nodes), 0.0);
-  for (size_t node = 1; node <= gain_.size(); ++node) {
+void Controller::add_gains(const Tree& tree, std::vector<double>& gains) const {
+  const size_t first = gains.size();
+  for (size_t node = 1; node <= static_cast<size_t>(tree.n_nodes); ++node) {
     const auto parent = static_cast<size_t>(tree.parent[node]);
-    const double above = parent == 0 ? 1.0 : gain_[parent - 1];
+    const double above = parent == 0 ? 1.0 : gains[first + parent - 1];
     const double q = std::exp(static_cast<double>(tree.weight[node]) - static_cast<double>(tree.weight[parent]));
-    gain_[node - 1] = above * calibration_.accept_probability(q);
+    gains.push_back(above * calibration_.accept_probability(q));
   }
-  const double lambda = tokens_ / seconds_, draft_seconds = costs_.draft(current_.depths);
-  const spec::Choice choice = spec::choose_nodes(gain_, 0, costs_.verify(), draft_seconds, lambda);
-  const double plain = 1 - lambda * costs_.verify().at(1);
-  const double value = choice.value - plain;
+}
+
+void Controller::decided(const Tree& tree, int64_t n_nodes, double value) {
   habit_.last_value = value;
   habit_.value = kValueMemory * habit_.value + (1 - kValueMemory) * value;
   int32_t depth = 0;
-  for (size_t node = 1; node <= static_cast<size_t>(choice.n_nodes); ++node) depth = std::max(depth, tree.depth[node]);
-  habit_.nodes = std::max(static_cast<double>(choice.n_nodes), 0.9 * habit_.nodes);
+  for (size_t node = 1; node <= static_cast<size_t>(n_nodes); ++node) depth = std::max(depth, tree.depth[node]);
+  habit_.nodes = std::max(static_cast<double>(n_nodes), 0.9 * habit_.nodes);
   habit_.depth = std::max(static_cast<double>(depth), 0.9 * habit_.depth);
-  return choice.n_nodes;
 }
 
 void Controller::observe(const DecodeResult& result) {
   const bool drafted = current_.budget > 0;
-  costs_.observe_verify(result.tree.n_nodes + 1, result.verify_seconds);
   if (drafted) {
-    costs_.observe_draft(current_.depths, result.draft_seconds);
     // Every child of a node that was reached had its chance.
     for (size_t step = 0; step < result.path.size(); ++step) {
       const int32_t reached = result.path[step];
@@ -146,9 +84,7 @@ void Controller::observe(const DecodeResult& result) {
       }
     }
   }
-  if (mode_ != Speculate::automatic) return;
-  tokens_ = kRateMemory * tokens_ + static_cast<double>(result.tokens.size());
-  seconds_ = kRateMemory * seconds_ + result.draft_seconds + result.verify_seconds;
+  if (!automatic()) return;
   if (!drafted) {
     ++habit_.since_draft;
     return;
@@ -156,6 +92,63 @@ void Controller::observe(const DecodeResult& result) {
   // A draft that showed no gain makes the next probe rarer, one that did brings it soon.
   habit_.probe_after = habit_.last_value > 0 ? kFirstProbe : std::min(kLastProbe, 2 * habit_.probe_after);
   habit_.since_draft = 0;
+}
+
+void JointCut::operator()(std::span<const Speculation> streams, int64_t base_rows, const RoundCosts& costs,
+                          std::span<const Tree> trees, std::span<int64_t> n_nodes) {
+  gains_.clear();
+  merged_.clear();
+  first_.clear();
+  taken_from_.clear();
+  heads_.clear();
+  int64_t n_automatic = 0, n_drafting = 0, depths = 0;
+  for (size_t i = 0; i < streams.size(); ++i) {
+    first_.push_back(gains_.size());
+    if (streams[i].plan.budget == 0) continue;
+    ++n_drafting;
+    depths = std::max(depths, streams[i].plan.depths);
+    if (!streams[i].controller->automatic()) {
+      base_rows += n_nodes[i];
+      continue;
+    }
+    ++n_automatic;
+    streams[i].controller->add_gains(trees[i], gains_);
+  }
+  first_.push_back(gains_.size());
+  if (n_automatic == 0) return;
+
+  // Best first over all streams, each one's nodes in their own order, so that what is taken of a tree is a prefix of it.
+  const auto worse = [](const Head& a, const Head& b) { return a.gain != b.gain ? a.gain < b.gain : a.stream > b.stream; };
+  for (size_t i = 0; i < streams.size(); ++i)
+    if (first_[i] < first_[i + 1]) heads_.push_back({gains_[first_[i]], i, first_[i]});
+  std::make_heap(heads_.begin(), heads_.end(), worse);
+  while (!heads_.empty()) {
+    std::pop_heap(heads_.begin(), heads_.end(), worse);
+    Head& head = heads_.back();
+    merged_.push_back(head.gain);
+    taken_from_.push_back(head.stream);
+    if (++head.node < first_[head.stream + 1]) {
+      head.gain = gains_[head.node];
+      std::push_heap(heads_.begin(), heads_.end(), worse);
+    } else {
+      heads_.pop_back();
+    }
+  }
+
+  const auto roots = static_cast<int64_t>(streams.size());
+  const double lambda = costs.rate();
+  // Streams of fixed modes draft whatever this one decides; their share of the draft is theirs.
+  const double draft_seconds =
+      costs.draft(depths, n_drafting) * static_cast<double>(n_automatic) / static_cast<double>(n_drafting);
+  const spec::Choice choice = spec::choose_nodes(merged_, roots, base_rows, costs.verify(), draft_seconds, lambda);
+  const double plain = static_cast<double>(roots) - lambda * costs.verify().at(base_rows);
+  const double value = (choice.value - plain) / static_cast<double>(n_automatic);
+  for (size_t i = 0; i < streams.size(); ++i)
+    if (first_[i] < first_[i + 1]) n_nodes[i] = 0;
+  for (int64_t n = 0; n < choice.n_nodes; ++n) ++n_nodes[taken_from_[static_cast<size_t>(n)]];
+  for (size_t i = 0; i < streams.size(); ++i)
+    if (streams[i].plan.budget > 0 && streams[i].controller->automatic())
+      streams[i].controller->decided(trees[i], n_nodes[i], value);
 }
 
 }  // namespace kdt

@@ -1,62 +1,38 @@
 // Speculation that never loses: decides before each round whether to draft and how deep, and after the draft how many
-// nodes to verify. Fixed modes (off, chain, tree) keep to what the request asked for.
-//
-// Costs are the engine's: measured at start, refined by every round. What the drafter's probabilities are worth is
-// learnt too, apart for greedy decoding and for each ranking at temperature > 0. One thread (the decode thread).
+// nodes to verify. Fixed modes (off, chain, tree) keep to what the request asked for. One thread (the decode thread).
 #pragma once
 
-#include <array>
+#include <span>
 #include <vector>
 
+#include "runtime/costs.h"
 #include "runtime/request.h"
 #include "runtime/round.h"
-#include "spec/budget.h"
 
 namespace kdt {
 
-// What drafting was lately worth in mode auto. It outlives a request: texts that follow each other are often alike, and a
-// request that starts from what is known need not find it out again.
-struct DraftHabit {
-  double value = 0;             // running: what choose_nodes expected of a draft, less what a plain round is worth
-  double last_value = 0;        // of the last draft alone
-  int64_t since_draft = 0;      // plain rounds since the last draft
-  int64_t probe_after = 8;      // plain rounds until the drafter is asked again
-  double nodes = 16, depth = 4; // lately chosen: recent largest, fading
-};
-
-// The engine's costs and calibration, shared by all requests.
-class RoundCosts {
- public:
-  // Measures behind a short prompt of arbitrary tokens; a few tens of milliseconds on the bundled model.
-  void measure(Round& round, Stream& stream);
-  bool measured() const { return !draft_.empty(); }
-  void observe_verify(int64_t rows, double seconds) { verify_.refine(rows, seconds); }
-  void observe_draft(int64_t depths, double seconds);
-  const spec::CostTable& verify() const { return verify_; }
-  double draft(int64_t depths) const;   // seconds of draft and build
-  spec::Calibration& calibration(const Sampling& sampling, bool noise_ranking);
-  DraftHabit& habit(const Sampling& sampling) { return habit_[sampling.temperature > 0]; }
-
- private:
-  spec::CostTable verify_;
-  std::vector<double> draft_;           // by depths, [0] unused
-  std::array<spec::Calibration, 3> calibration_;
-  std::array<DraftHabit, 2> habit_;     // greedy; temperature > 0
-};
-
-// The decisions of one request.
+// The decisions of one request. Costs are the engine's; what the drafter's probabilities are worth is learnt apart for
+// greedy decoding and for each ranking at temperature > 0.
 class Controller {
  public:
   Controller(RoundCosts& costs, const RequestSettings& settings, const Round& round);
 
-  // `wanted`: tokens the request still wants, at least 1; `depth_room`: positions left behind the root.
-  DecodePlan plan(int64_t wanted, int64_t depth_room);
+  // What the scheduler may count with at most.
+  int64_t budget() const { return mode_ == Speculate::off ? 0 : budget_; }
+  int64_t depths() const { return mode_ == Speculate::off ? 0 : max_depths_; }
+  bool automatic() const { return mode_ == Speculate::automatic; }
+
+  // `wanted`: tokens the request still wants, at least 1; `depth_room`: positions behind the root that may be used;
+  // `budget`: nodes there is room for in the pass.
+  DecodePlan plan(int64_t wanted, int64_t depth_room, int64_t budget);
+  // The probability of each node of a tree to be accepted: appends [n_nodes].
+  void add_gains(const Tree& tree, std::vector<double>& gains) const;
+  // In mode auto: what the draft turned out to be worth over a plain round, and how much of it is verified.
+  void decided(const Tree& tree, int64_t n_nodes, double value);
   void observe(const DecodeResult& result);
 
  private:
-  DecodePlan plan_fixed(int64_t depth_room) const;
   bool wants_draft() const;
-  int64_t cut(const Tree& tree);
 
   RoundCosts& costs_;
   Speculate mode_;
@@ -64,9 +40,31 @@ class Controller {
   bool spine_, noise_ranking_;
   spec::Calibration& calibration_;
   DraftHabit& habit_;
-  double tokens_, seconds_;             // running, committed and spent: λ is their ratio
   DecodePlan current_;
-  std::vector<double> gain_;
+};
+
+// One stream of a round.
+struct Speculation {
+  Controller* controller;
+  DecodePlan plan;
+};
+
+// The cut of a round (RoundPlan::cut): of the trees of all streams in mode auto, the nodes that pay together. `base_rows`: rows
+// verified anyway, the roots among them.
+class JointCut {
+ public:
+  void operator()(std::span<const Speculation> streams, int64_t base_rows, const RoundCosts& costs,
+                  std::span<const Tree> trees, std::span<int64_t> n_nodes);
+
+ private:
+  struct Head {
+    double gain;
+    size_t stream;
+    size_t node;     // of the stream's gains
+  };
+  std::vector<double> gains_, merged_;      // of all streams, one after the other; in the order they are taken
+  std::vector<size_t> first_, taken_from_;  // first gain of each stream; whose node each merged one is
+  std::vector<Head> heads_;
 };
 
 }  // namespace kdt

@@ -1,17 +1,21 @@
 #include "runtime/engine.h"
 
+#include <sys/sysinfo.h>
+
 #include <algorithm>
 #include <chrono>
 #include <future>
 
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
-#include "runtime/emit.h"
 
 namespace kdt {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// When work is pending but cannot move, a reader that catches up is noticed after this.
+constexpr auto kStuckPoll = std::chrono::milliseconds(2);
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -23,6 +27,12 @@ std::vector<int32_t> stop_ids_of(const ModelConfig& config, const Tokenizer& tok
   return ids;
 }
 
+// INT4 weights and their scales of one expert in every layer that has them.
+double expert_bytes_of(const ModelConfig& c) {
+  const auto weights = static_cast<double>(3 * c.hidden_size * c.expert_width * (c.n_layers - c.n_dense_layers));
+  return weights * (0.5 + 2.0 / static_cast<double>(c.quant_group_size));
+}
+
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, const OpsFactory& make_ops)
@@ -30,8 +40,8 @@ Engine::Engine(const EngineOptions& options, const OpsFactory& make_ops)
       tokenizer_(Tokenizer::load(options.model_path)) {
   const auto start = Clock::now();
   if (tokenizer_.size() > config_.vocab_size)
-    fail(Status::bad_file, options.model_path + "/tiktoken.model", std::to_string(tokenizer_.size()) + " tokens",
-         "at most vocab_size " + std::to_string(config_.vocab_size));
+    kdt::fail(Status::bad_file, options.model_path + "/tiktoken.model", std::to_string(tokenizer_.size()) + " tokens",
+              "at most vocab_size " + std::to_string(config_.vocab_size));
   if (!options.draft_path.empty()) {
     draft_config_ = load_draft_config(options.draft_path);
     check_draft_fits(*draft_config_, config_, options.draft_path);
@@ -40,9 +50,11 @@ Engine::Engine(const EngineOptions& options, const OpsFactory& make_ops)
   check_argument(max_context_ <= config_.max_context, "max_context", std::to_string(max_context_),
                  "at most the model's " + std::to_string(config_.max_context));
   stop_ids_ = stop_ids_of(config_, tokenizer_);
+  const int64_t n_pages = choose_pages();
 
   ops_ = make_ops();
-  const int64_t max_rows = std::max({options.prefill_chunk, options.max_budget + 1, spec::CostTable::kRows.back()});
+  const int64_t max_rows = std::max(options.prefill_chunk + options.max_streams + options.max_budget,
+                                    spec::CostTable::kRows.back());
   const Checkpoint checkpoint = Checkpoint::open(options.model_path);
   target_bytes_ = checkpoint.bytes();
   target_ = std::make_unique<Kimi>(*ops_, config_, checkpoint, max_rows, max_context_,
@@ -50,22 +62,28 @@ Engine::Engine(const EngineOptions& options, const OpsFactory& make_ops)
   if (draft_config_) {
     const Checkpoint draft = Checkpoint::open_draft(options.draft_path);
     draft_bytes_ = draft.bytes();
-    drafter_ = std::make_unique<DFlash>(*ops_, *draft_config_, draft, *target_, max_rows, max_context_);
+    drafter_ = std::make_unique<DFlash>(*ops_, *draft_config_, draft, *target_, max_rows, max_context_, options.max_streams);
   }
-  const int64_t n_pages = pages_for(max_context_);
   round_ = std::make_unique<Round>(*ops_, *target_, drafter_.get(),
-                                   RoundLimits{max_rows, options.max_budget, max_context_, n_pages});
-  pages_ = std::make_unique<PagePool>(n_pages);
+                                   RoundLimits{max_rows, options.max_budget, max_context_, n_pages, options.max_streams});
+  pages_ = std::make_unique<Pages>(n_pages, options.prefix_cache);
   const double load_seconds = seconds_since(start);
 
   const auto measure_start = Clock::now();
-  Stream stream;
   if (drafter_ && max_context_ >= kPageTokens) {
-    stream.pages = pages_->take(1);
+    Stream stream;
+    pages_->take(1, stream.pages);
     costs_.measure(*round_, stream);
     pages_->give_back(stream.pages);
   }
-  info_json_ = describe(load_seconds, seconds_since(measure_start));
+  const double measure_seconds = seconds_since(measure_start);
+  figures_.set_startup(load_seconds, measure_seconds);
+  info_json_ = describe(load_seconds, measure_seconds);
+  const double expert_bytes = expert_bytes_of(config_);
+  const double dense_bytes =
+      std::max(0.0, static_cast<double>(ops_->weight_bytes()) - expert_bytes * static_cast<double>(config_.n_experts));
+  batch_ = std::make_unique<Batch>(*round_, costs_, *pages_, figures_, tokenizer_, stop_ids_,
+                                   BatchLimits{options.max_streams, options.prefill_chunk, max_context_, dense_bytes, expert_bytes});
   thread_ = std::thread([this] { run(); });
 }
 
@@ -73,10 +91,30 @@ Engine::~Engine() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
-    if (running_) running_->cancel();
+    cancelled_serial_ = next_serial_;
   }
   wake_.notify_all();
   thread_.join();
+}
+
+// One context at least; by default one for every stream, unless that is more than a quarter of the machine's memory.
+int64_t Engine::choose_pages() const {
+  const int64_t least = pages_for(max_context_);
+  if (options_.kv_tokens > 0) {
+    check_argument(options_.kv_tokens >= max_context_, "kv_tokens", std::to_string(options_.kv_tokens),
+                   "at least one context, " + std::to_string(max_context_) + " tokens");
+    return pages_for(options_.kv_tokens);
+  }
+  struct sysinfo memory {};
+  sysinfo(&memory);
+  const auto quarter = static_cast<double>(memory.totalram) * memory.mem_unit / 4;
+  // Keys and values of the CPU's pages, fp32, the latent kept twice.
+  double token_bytes = static_cast<double>(config_.n_layers * (2 * config_.kv_lora_rank + config_.qk_rope_dim)) * 4;
+  if (draft_config_)
+    token_bytes += static_cast<double>(static_cast<int64_t>(draft_config_->layers.size()) * 2 * draft_config_->n_kv_heads *
+                                       draft_config_->head_dim) * 4;
+  const auto affordable = static_cast<int64_t>(quarter / (token_bytes * kPageTokens));
+  return std::max(least, std::min(least * options_.max_streams, affordable));
 }
 
 void Engine::check_tokens(std::span<const int32_t> ids, const char* what) const {
@@ -86,20 +124,46 @@ void Engine::check_tokens(std::span<const int32_t> ids, const char* what) const 
                    std::to_string(ids[i]), "a token id from 0 to " + std::to_string(config_.vocab_size - 1));
 }
 
-std::shared_ptr<Request> Engine::submit(RequestSettings settings) {
-  check_tokens(settings.prompt, "prompt");
-  const auto n_prompt = static_cast<int64_t>(settings.prompt.size());
-  if (n_prompt + settings.max_tokens > max_context_)
-    fail(Status::context_length, "prompt + max_tokens",
-         std::to_string(n_prompt) + " + " + std::to_string(settings.max_tokens) + " tokens",
-         "at most " + std::to_string(max_context_) + ", the context");
-  const bool needs_drafter = settings.speculate == Speculate::chain || settings.speculate == Speculate::tree;
-  check_argument(drafter_ || !needs_drafter, "speculate", settings.speculate == Speculate::chain ? "chain" : "tree",
+void Engine::check_settings(const RequestSettings& s) const {
+  check_tokens(s.prompt, "prompt");
+  if (!s.bias_tokens.empty()) check_tokens(s.bias_tokens, "bias_tokens");
+  if (!s.stop_tokens.empty()) check_tokens(s.stop_tokens, "stop_tokens");
+  const auto n_prompt = static_cast<int64_t>(s.prompt.size());
+  if (n_prompt + s.max_tokens > max_context_)
+    kdt::fail(Status::context_length, "prompt + max_tokens",
+              std::to_string(n_prompt) + " + " + std::to_string(s.max_tokens) + " tokens",
+              "at most " + std::to_string(max_context_) + ", the context");
+  const bool needs_drafter = s.speculate == Speculate::chain || s.speculate == Speculate::tree;
+  check_argument(drafter_ || !needs_drafter, "speculate", s.speculate == Speculate::chain ? "chain" : "tree",
                  "off or auto, since no drafter is loaded");
-  check_argument(settings.budget <= options_.max_budget, "budget", std::to_string(settings.budget),
+  check_argument(s.budget <= options_.max_budget, "budget", std::to_string(s.budget),
                  "at most max_budget " + std::to_string(options_.max_budget));
-  auto request = std::make_shared<Request>(std::move(settings));
-  enqueue([this, request] { run_request(*request); });
+  check_argument(s.min_tokens <= s.max_tokens, "min_tokens", std::to_string(s.min_tokens),
+                 "at most max_tokens " + std::to_string(s.max_tokens));
+  const StopStrings stop_strings(s.stop);   // throws for what it cannot match
+}
+
+std::shared_ptr<Request> Engine::submit(RequestSettings settings) {
+  check_settings(settings);
+  return enqueue(std::move(settings));
+}
+
+std::shared_ptr<Request> Engine::enqueue(RequestSettings settings) {
+  std::shared_ptr<Request> request;
+  {
+    std::lock_guard lock(mutex_);
+    if (failed_) throw Error(Status::engine_failed, "engine: failed: " + failure_);
+    if (draining_ || stop_)
+      kdt::fail(Status::shutting_down, "engine", "draining", "an engine that takes requests");
+    if (waiting_ >= options_.max_waiting)
+      kdt::fail(Status::queue_full, "max_waiting", std::to_string(waiting_) + " requests wait",
+                "fewer than " + std::to_string(options_.max_waiting) + "; try again later");
+    request = std::make_shared<Request>(std::move(settings), next_serial_++);
+    if (running_ + waiting_ == 0) last_move_ = Clock::now();
+    ++waiting_;
+    inbox_.push_back(request);
+  }
+  wake_.notify_one();
   return request;
 }
 
@@ -107,148 +171,121 @@ void Engine::score(std::span<const int32_t> ids, float* logits) {
   check_tokens(ids, "ids");
   const auto n = static_cast<int64_t>(ids.size());
   if (n > max_context_)
-    fail(Status::context_length, "ids", std::to_string(n) + " tokens", "at most " + std::to_string(max_context_));
-  std::promise<void> done;
-  enqueue([&] {
-    Stream stream;
-    try {
-      stream.pages = pages_->take(pages_for(n));
-      StageSeconds time;
-      for (int64_t at = 0; at < n; at += options_.prefill_chunk) {
-        const auto chunk = static_cast<size_t>(std::min(options_.prefill_chunk, n - at));
-        round_->prefill(stream, ids.subspan(static_cast<size_t>(at), chunk), false, logits + at * config_.vocab_size, time);
-      }
-      pages_->give_back(stream.pages);
-      done.set_value();
-    } catch (...) {
-      pages_->give_back(stream.pages);
-      done.set_exception(std::current_exception());
-    }
-  });
-  done.get_future().get();
+    kdt::fail(Status::context_length, "ids", std::to_string(n) + " tokens", "at most " + std::to_string(max_context_));
+  RequestSettings settings;
+  settings.prompt.assign(ids.begin(), ids.end());
+  settings.max_tokens = 0;
+  settings.speculate = Speculate::off;
+  settings.scores = logits;
+  const auto request = enqueue(std::move(settings));
+  while (!request->next(16, -1).empty()) {
+  }
+  const Result result = request->result();
+  if (result.finish == Finish::cancelled) kdt::fail(Status::cancelled, "score", "cancelled", "to run to its end");
+  if (result.finish == Finish::error) throw Error(Status::engine_failed, result.error);
 }
 
-std::vector<int32_t> Engine::encode_chat(std::string_view messages_json, std::string_view tools_json,
-                                         std::optional<bool> thinking) const {
-  ChatOptions options;
-  options.tool_format = options_.tool_format.value_or(config_.family == ModelFamily::k2_5 ? ToolFormat::typescript
-                                                                                          : ToolFormat::json);
-  options.thinking = thinking.value_or(!options_.bundled);
-  return kdt::encode_chat(tokenizer_, render_chat(messages_json, tools_json, options));
+void Engine::drain(int32_t timeout_ms) {
+  std::unique_lock lock(mutex_);
+  draining_ = true;
+  const auto idle = [this] { return running_ + waiting_ == 0; };
+  if (timeout_ms < 0) {
+    moved_.wait(lock, idle);
+  } else if (!moved_.wait_for(lock, std::chrono::milliseconds(timeout_ms), idle)) {
+    throw Error(Status::timeout, "drain: " + std::to_string(running_ + waiting_) + " requests are left after " +
+                                     std::to_string(timeout_ms) + " ms");
+  }
 }
 
-void Engine::enqueue(Job job) {
+void Engine::cancel_all() {
   {
     std::lock_guard lock(mutex_);
-    if (!failure_.empty()) throw Error(Status::engine_failed, "engine: failed: " + failure_);
-    jobs_.push_back(std::move(job));
+    cancelled_serial_ = next_serial_;
   }
   wake_.notify_one();
 }
 
-// The decode thread. After stop_, jobs left over still run: requests see that they are cancelled and finish at once.
+int64_t Engine::reset_prefix_cache() {
+  std::promise<int64_t> forgotten;
+  {
+    std::lock_guard lock(mutex_);
+    if (failed_) throw Error(Status::engine_failed, "engine: failed: " + failure_);
+    errands_.push_back([&] { forgotten.set_value(pages_->forget_idle()); });
+  }
+  wake_.notify_one();
+  return forgotten.get_future().get();
+}
+
+Health Engine::health() const {
+  std::lock_guard lock(mutex_);
+  const bool pending = running_ + waiting_ > 0;
+  return {failed_, draining_, running_, waiting_, pending ? seconds_since(last_move_) : 0.0};
+}
+
+std::vector<int32_t> Engine::encode_chat(std::string_view messages_json, std::string_view tools_json,
+                                         std::optional<bool> thinking, bool preserve_thinking) const {
+  ChatOptions options;
+  options.tool_format = options_.tool_format.value_or(config_.family == ModelFamily::k2_5 ? ToolFormat::typescript
+                                                                                          : ToolFormat::json);
+  options.thinking = thinking.value_or(!options_.bundled);
+  options.preserve_thinking = preserve_thinking;
+  return kdt::encode_chat(tokenizer_, render_chat(messages_json, tools_json, options));
+}
+
+bool Engine::take_inbox() {
+  std::vector<std::shared_ptr<Request>> requests;
+  std::vector<std::function<void()>> errands;
+  bool go_on = true;
+  {
+    std::lock_guard lock(mutex_);
+    requests.swap(inbox_);
+    errands.swap(errands_);
+    go_on = !stop_ || !requests.empty() || running_ + waiting_ > 0;
+  }
+  for (const auto& errand : errands) errand();
+  for (auto& request : requests) batch_->add(std::move(request));
+  return go_on;
+}
+
+// The decode thread. After stop_ every request sees that it is cancelled, and the thread ends with the last of them.
 void Engine::run() {
   for (;;) {
-    Job job;
-    {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
-    }
-    job();
-  }
-}
-
-void Engine::run_request(Request& request) {
-  Result result = request.result();
-  Stream stream;
-  std::string held_back;
-  {
-    std::lock_guard lock(mutex_);
-    running_ = &request;
-    if (stop_) request.cancel();
-    if (!failure_.empty()) result.error = "engine: failed: " + failure_;
-  }
-  if (!result.error.empty()) {
-    result.finish = Finish::error;
-  } else {
+    bool moved = false;
     try {
-      result.finish = generate(request, stream, result, held_back);
+      if (!take_inbox()) return;
+      if (failed_) fail(failure_);
+      uint64_t cancelled_serial = 0;
+      {
+        std::lock_guard lock(mutex_);
+        cancelled_serial = cancelled_serial_;
+      }
+      moved = batch_->step(cancelled_serial);
     } catch (const std::exception& error) {
-      result.finish = Finish::error;
-      result.error = error.what();
-      std::lock_guard lock(mutex_);
-      failure_ = result.error;
+      fail(error.what());
+      moved = true;
+    }
+    std::unique_lock lock(mutex_);
+    running_ = batch_->n_running();
+    waiting_ = batch_->n_waiting() + static_cast<int64_t>(inbox_.size());
+    if (moved) last_move_ = Clock::now();
+    if (running_ + waiting_ == 0) moved_.notify_all();
+    if (moved || !inbox_.empty() || !errands_.empty()) continue;
+    const auto something = [this] { return stop_ || !inbox_.empty() || !errands_.empty(); };
+    if (running_ + waiting_ == 0) {
+      wake_.wait(lock, something);
+    } else {
+      wake_.wait_for(lock, kStuckPoll, something);
     }
   }
-  pages_->give_back(stream.pages);
+}
+
+void Engine::fail(const std::string& error) {
   {
     std::lock_guard lock(mutex_);
-    running_ = nullptr;
+    if (!failed_) failure_ = error;
+    failed_ = true;
   }
-  count(result);
-  request.finish(result, std::move(held_back));
-}
-
-Finish Engine::generate(Request& request, Stream& stream, Result& result, std::string& held_back) {
-  const RequestSettings& settings = request.settings();
-  const auto n_prompt = static_cast<int64_t>(settings.prompt.size());
-  stream.sampling = settings.sampling;
-  // A draft may run past max_tokens, though never past the context.
-  const int64_t most = std::min(max_context_, n_prompt + settings.max_tokens + round_->max_depths());
-  stream.pages = pages_->take(pages_for(most));
-  Emitter emitter(request, tokenizer_, stop_ids_);
-  const std::span<const int32_t> prompt = settings.prompt;
-  for (int64_t at = 0; at < n_prompt; at += options_.prefill_chunk) {
-    if (request.cancelled()) return Finish::cancelled;
-    const auto chunk = static_cast<size_t>(std::min(options_.prefill_chunk, n_prompt - at));
-    const bool last = at + static_cast<int64_t>(chunk) == n_prompt;
-    round_->prefill(stream, prompt.subspan(static_cast<size_t>(at), chunk), last, nullptr, result.time);
-  }
-  const auto decode_start = Clock::now();
-  result.first_token_seconds = std::chrono::duration<double>(decode_start - request.submitted()).count();
-  Finish finish = emitter.push({&stream.root, 1});
-  result.generated_tokens = emitter.emitted();
-  Controller controller(costs_, settings, *round_);
-  while (finish == Finish::none) {
-    if (request.cancelled()) {
-      finish = Finish::cancelled;
-      break;
-    }
-    const DecodePlan plan = controller.plan(settings.max_tokens - emitter.emitted(), most - 1 - stream.length);
-    const DecodeResult decoded = round_->decode(stream, plan, result.time);
-    controller.observe(decoded);
-    StageClock clock(result.time);
-    ++result.rounds;
-    result.drafted_rounds += decoded.draft_seconds > 0;
-    result.draft_nodes += decoded.tree.n_nodes;
-    result.committed += static_cast<int64_t>(decoded.tokens.size());
-    const size_t accepted = decoded.path.size() - 1;
-    if (result.accepted_by_depth.size() < accepted) result.accepted_by_depth.resize(accepted);
-    for (size_t depth = 0; depth < accepted; ++depth) ++result.accepted_by_depth[depth];
-    finish = emitter.push(decoded.tokens);
-    result.generated_tokens = emitter.emitted();
-    clock.end(Stage::emit);
-    result.decode_seconds = seconds_since(decode_start);
-    request.update(result);
-  }
-  held_back = emitter.flush();
-  return finish;
-}
-
-void Engine::count(const Result& result) {
-  std::lock_guard lock(mutex_);
-  totals_.requests += 1;
-  totals_.prompt_tokens += static_cast<double>(result.prompt_tokens);
-  totals_.generated_tokens += static_cast<double>(result.generated_tokens);
-  totals_.rounds += static_cast<double>(result.rounds);
-  totals_.drafted_rounds += static_cast<double>(result.drafted_rounds);
-  totals_.draft_nodes += static_cast<double>(result.draft_nodes);
-  totals_.committed += static_cast<double>(result.committed);
-  totals_.finished[static_cast<size_t>(result.finish)] += 1;
-  for (size_t i = 0; i < kStages; ++i) totals_.time.seconds[i] += result.time.seconds[i];
+  batch_->fail_all("engine: failed: " + failure_);
 }
 
 }  // namespace kdt

@@ -1,9 +1,8 @@
-// The engine: a loaded model, its pages and its decode thread, which runs requests in the order submitted.
+// The engine: a loaded model, its pages and its decode thread, which moves every request on, round by round.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -16,10 +15,7 @@
 #include "model/dflash.h"
 #include "model/kimi.h"
 #include "ops/ops.h"
-#include "runtime/controller.h"
-#include "runtime/pages.h"
-#include "runtime/request.h"
-#include "runtime/round.h"
+#include "runtime/batch.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
@@ -31,15 +27,20 @@ struct EngineOptions {
   int64_t max_context = 0;               // 0: the model's
   int64_t prefill_chunk = 512;
   int64_t max_budget = 1024;
+  int64_t max_streams = 64;
+  int64_t max_waiting = 1024;
+  int64_t kv_tokens = 0;                 // 0: a context for every stream, within a quarter of the memory
+  bool prefix_cache = true;
   std::optional<ToolFormat> tool_format; // unset: by the checkpoint's family
 };
 
 // Makes the backend; the C ABI decides which.
 using OpsFactory = std::function<std::unique_ptr<Ops>()>;
 
-struct Figure {
-  const char* name;
-  double value;
+struct Health {
+  bool failed = false, draining = false;
+  int64_t running = 0, waiting = 0;
+  double seconds_since_round = 0;        // since pending work last moved on; 0: nothing is pending
 };
 
 class Engine {
@@ -47,28 +48,37 @@ class Engine {
   Engine(const EngineOptions& options, const OpsFactory& make_ops);
   ~Engine();
 
-  // Validates settings against the model and queues the request. Error(invalid_argument, context_length, engine_failed).
+  // Validates settings against the model and queues the request. Error(invalid_argument, context_length, queue_full,
+  // shutting_down, engine_failed).
   std::shared_ptr<Request> submit(RequestSettings settings);
-  // Logits [ids, vocab] of every position; waits for its turn in the queue.
+  // Logits [ids, vocab] of every position; takes its turn like a request. Error(cancelled) too.
   void score(std::span<const int32_t> ids, float* logits);
+
+  // Takes nothing new from now on; waits until no request is left. Error(timeout).
+  void drain(int32_t timeout_ms);
+  void cancel_all();
+  int64_t reset_prefix_cache();          // pages forgotten
+  Health health() const;
+  // Of a failed engine, else empty. Never changes once it is not.
+  const std::string& failure() const { return failure_; }
 
   const Tokenizer& tokenizer() const { return tokenizer_; }
   std::vector<int32_t> encode_chat(std::string_view messages_json, std::string_view tools_json,
-                                   std::optional<bool> thinking) const;
+                                   std::optional<bool> thinking, bool preserve_thinking) const;
+  bool thinks_by_default() const { return !options_.bundled; }   // a chat turn opens inside reasoning
   int64_t vocab_size() const { return config_.vocab_size; }
   const std::string& info_json() const { return info_json_; }
-  std::vector<Figure> figures() const;
+  std::vector<Figure> figures() const { return figures_.read(); }
 
  private:
-  using Job = std::function<void()>;
-
   void check_tokens(std::span<const int32_t> ids, const char* what) const;
+  void check_settings(const RequestSettings& settings) const;
+  int64_t choose_pages() const;
+  std::shared_ptr<Request> enqueue(RequestSettings settings);
   std::string describe(double load_seconds, double measure_seconds) const;
-  void enqueue(Job job);
   void run();
-  void run_request(Request& request);
-  Finish generate(Request& request, Stream& stream, Result& result, std::string& held_back);
-  void count(const Result& result);
+  bool take_inbox();                     // false: it is time to end
+  void fail(const std::string& error);
 
   EngineOptions options_;
   std::unique_ptr<Ops> ops_;
@@ -81,22 +91,22 @@ class Engine {
   std::unique_ptr<Kimi> target_;
   std::unique_ptr<DFlash> drafter_;
   std::unique_ptr<Round> round_;
-  std::unique_ptr<PagePool> pages_;
+  std::unique_ptr<Pages> pages_;
   RoundCosts costs_;
+  Figures figures_;
+  std::unique_ptr<Batch> batch_;         // the decode thread's
   std::string info_json_;
 
   mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Job> jobs_;
-  Request* running_ = nullptr;
-  bool stop_ = false;
-  std::string failure_;                         // not empty: the engine takes no more work
-  struct Totals {
-    double requests = 0, prompt_tokens = 0, generated_tokens = 0, rounds = 0, drafted_rounds = 0, draft_nodes = 0,
-           committed = 0;
-    std::array<double, 5> finished{};           // by Finish
-    StageSeconds time;
-  } totals_;
+  std::condition_variable wake_, moved_; // for the decode thread; from it
+  std::vector<std::shared_ptr<Request>> inbox_;
+  std::vector<std::function<void()>> errands_;   // between two rounds
+  uint64_t next_serial_ = 1, cancelled_serial_ = 0;
+  int64_t running_ = 0, waiting_ = 0;    // waiting: the inbox included
+  std::chrono::steady_clock::time_point last_move_ = std::chrono::steady_clock::now();
+  bool stop_ = false, draining_ = false;
+  std::atomic<bool> failed_{false};
+  std::string failure_;                  // written once, before failed_
   std::thread thread_;
 };
 

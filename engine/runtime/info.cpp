@@ -1,4 +1,4 @@
-// What the engine tells about itself: the info object and the running figures.
+// What the engine tells about itself.
 #include <nlohmann/json.hpp>
 
 #include "runtime/engine.h"
@@ -60,7 +60,7 @@ std::string Engine::describe(double load_seconds, double measure_seconds) const 
       costs.push_back({{"rows", spec::CostTable::kRows[i]}, {"verify_ms", costs_.verify().seconds()[i] * 1e3}});
   Json draft_ms = Json::array();
   for (int64_t depths = 1; costs_.measured() && depths <= round_->max_depths(); ++depths)
-    draft_ms.push_back(costs_.draft(depths) * 1e3);
+    draft_ms.push_back(costs_.draft(depths, 1) * 1e3);
   const Json info = {
       {"model_path", options_.model_path},
       {"draft_path", options_.draft_path.empty() ? Json(nullptr) : Json(options_.draft_path)},
@@ -70,6 +70,11 @@ std::string Engine::describe(double load_seconds, double measure_seconds) const 
       {"max_context", max_context_},
       {"prefill_chunk", options_.prefill_chunk},
       {"max_budget", options_.max_budget},
+      {"max_streams", options_.max_streams},
+      {"max_waiting", options_.max_waiting},
+      {"kv_tokens", pages_->n_pages() * kPageTokens},
+      {"prefix_cache", options_.prefix_cache},
+      {"thinking", thinks_by_default()},
       {"stop_token_ids", stop_ids_},
       {"target", target_json(config_)},
       {"draft", draft_config_ ? draft_json(*draft_config_) : Json(nullptr)},
@@ -83,31 +88,6 @@ std::string Engine::describe(double load_seconds, double measure_seconds) const 
       {"round_costs", costs},
       {"draft_ms_by_depth", draft_ms}};
   return info.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-std::vector<Figure> Engine::figures() const {
-  std::lock_guard lock(mutex_);
-  const Totals& t = totals_;
-  std::vector<Figure> figures = {
-      {"requests_total", t.requests},
-      {"requests_waiting", static_cast<double>(jobs_.size())},
-      {"requests_running", running_ ? 1.0 : 0.0},
-      {"requests_stopped_total", t.finished[static_cast<size_t>(Finish::stop)]},
-      {"requests_length_total", t.finished[static_cast<size_t>(Finish::length)]},
-      {"requests_cancelled_total", t.finished[static_cast<size_t>(Finish::cancelled)]},
-      {"requests_failed_total", t.finished[static_cast<size_t>(Finish::error)]},
-      {"prompt_tokens_total", t.prompt_tokens},
-      {"generation_tokens_total", t.generated_tokens},
-      {"rounds_total", t.rounds},
-      {"drafted_rounds_total", t.drafted_rounds},
-      {"draft_nodes_total", t.draft_nodes},
-      {"committed_tokens_total", t.committed},
-  };
-  constexpr std::array<const char*, kStages> kNames = {
-      "prefill_seconds_total", "draft_seconds_total",  "build_seconds_total",  "verify_seconds_total",
-      "sample_seconds_total",  "accept_seconds_total", "commit_seconds_total", "emit_seconds_total"};
-  for (size_t i = 0; i < kStages; ++i) figures.push_back({kNames[i], t.time.seconds[i]});
-  return figures;
 }
 
 }  // namespace kdt

@@ -1,7 +1,12 @@
 #include "runtime/request.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 
 #include "base/error.h"
 
@@ -9,31 +14,50 @@ namespace kdt {
 
 namespace {
 
-// Waking the reader takes a CPU from the decode threads: rounds shorter than this share a wake-up, which the next round or
-// the end brings at the latest. Nobody reads faster.
-constexpr auto kWakeInterval = std::chrono::milliseconds(5);
+// Waking the reader takes a CPU from the decode threads: rounds shorter than this share a wake-up, which the next round,
+// a longer pass or the end brings at the latest. Nobody reads faster.
+constexpr auto kSignalInterval = std::chrono::milliseconds(5);
 
 }  // namespace
 
 const char* finish_name(Finish finish) {
-  constexpr std::array<const char*, 5> kNames = {"none", "stop", "length", "cancelled", "error"};
+  constexpr std::array<const char*, kFinishes> kNames = {"none", "stop", "length", "cancelled", "error"};
   return kNames[static_cast<size_t>(finish)];
 }
 
-Request::Request(RequestSettings settings) : settings_(std::move(settings)) {
+Request::Request(RequestSettings settings, uint64_t serial) : settings_(std::move(settings)), serial_(serial) {
   result_.prompt_tokens = static_cast<int64_t>(settings_.prompt.size());
 }
 
-void Request::push(std::vector<Event>& events) {
-  {
-    std::lock_guard lock(mutex_);
-    for (Event& event : events) events_.push_back(std::move(event));
-  }
-  events.clear();
-  const auto now = Clock::now();
-  if (now - last_wake_ < kWakeInterval) return;
-  last_wake_ = now;
+Request::~Request() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+bool Request::full() const {
+  std::lock_guard lock(mutex_);
+  return events_.size() >= kMaxEvents;
+}
+
+void Request::signal() {
+  unsignalled_ = false;
+  last_signal_ = Clock::now();
   ready_.notify_one();
+  if (descriptor_ < 0 || readable_) return;
+  const uint64_t one = 1;
+  readable_ = write(descriptor_, &one, sizeof one) == sizeof one;
+}
+
+void Request::push(std::vector<Event>& events) {
+  std::lock_guard lock(mutex_);
+  for (Event& event : events) events_.push_back(std::move(event));
+  events.clear();
+  unsignalled_ = true;
+  if (Clock::now() - last_signal_ >= kSignalInterval) signal();
+}
+
+void Request::wake() {
+  std::lock_guard lock(mutex_);
+  if (unsignalled_) signal();
 }
 
 void Request::update(const Result& result) {
@@ -42,14 +66,16 @@ void Request::update(const Result& result) {
 }
 
 void Request::finish(const Result& result, std::string text) {
-  {
-    std::lock_guard lock(mutex_);
-    if (done_) return;
-    result_ = result;
-    events_.push_back({true, -1, std::move(text)});
-    done_ = true;
-  }
-  ready_.notify_one();
+  std::lock_guard lock(mutex_);
+  if (done_) return;
+  result_ = result;
+  result_.total_seconds = std::chrono::duration<double>(Clock::now() - submitted_).count();
+  Event last;
+  last.kind = EventKind::finished;
+  last.text = std::move(text);
+  events_.push_back(std::move(last));
+  done_ = true;
+  signal();
 }
 
 const std::vector<Event>& Request::next(size_t most, int32_t timeout_ms) {
@@ -63,12 +89,29 @@ const std::vector<Event>& Request::next(size_t most, int32_t timeout_ms) {
   }
   for (; !events_.empty() && handed_out_.size() < most; events_.pop_front())
     handed_out_.push_back(std::move(events_.front()));
+  if (events_.empty() && !done_) {
+    unsignalled_ = false;
+    uint64_t count = 0;
+    if (readable_) readable_ = read(descriptor_, &count, sizeof count) != sizeof count;
+  }
   return handed_out_;
 }
 
 Result Request::result() const {
   std::lock_guard lock(mutex_);
-  return result_;
+  Result result = result_;
+  if (!done_) result.total_seconds = std::chrono::duration<double>(Clock::now() - submitted_).count();
+  return result;
+}
+
+int Request::descriptor() {
+  std::lock_guard lock(mutex_);
+  if (descriptor_ < 0) {
+    descriptor_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (descriptor_ < 0) fail(Status::io, "eventfd", std::strerror(errno), "a file descriptor to spare");
+    if (!events_.empty() || done_) signal();
+  }
+  return descriptor_;
 }
 
 }  // namespace kdt

@@ -2,10 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <numeric>
-
-#include "spec/tree_build.h"
 
 namespace kdt {
 
@@ -22,22 +18,21 @@ Round::Round(Ops& ops, Kimi& target, DFlash* drafter, const RoundLimits& limits)
   latent_scratch_ = ops.allocate(static_cast<size_t>(c.n_layers) * layer_scratch_bytes_);
   logits_ = ops.allocate(static_cast<size_t>(limits.max_rows * vocab_) * sizeof(float));
   const auto n = static_cast<size_t>(limits.max_rows);
-  for (auto* rows : {&token_, &position_, &stream_, &parent_, &visible_, &logits_row_, &sample_, &depth_, &path_,
-                     &committed_, &commit_position_, &context_row_})
+  for (auto* rows : {&token_, &position_, &stream_, &parent_, &visible_, &logits_row_, &sample_token_, &sample_position_,
+                     &sample_stream_, &sample_parent_, &sample_, &path_, &committed_, &commit_row_,
+                     &commit_position_, &context_row_, &context_position_, &context_stream_})
     rows->assign(n, 0);
-  weight_.assign(n, 0.0f);
-  std::iota(logits_row_.begin(), logits_row_.end(), 0);
+  for (int64_t layer = 0; layer < c.n_layers; ++layer) {
+    experts_.emplace_back(layer < c.n_dense_layers ? 0 : n * static_cast<size_t>(c.n_experts_per_token));
+    experts_out_.push_back(experts_.back().data());
+  }
   if (!drafter_) return;
   const DraftConfig& d = drafter_->config();
   draft_layer_bytes_ = ops.draft_page_bytes(d.n_kv_heads, d.head_dim);
   draft_stride_ = d.layers.size() * draft_layer_bytes_;
   draft_pages_ = ops.allocate(static_cast<size_t>(limits.n_pages) * draft_stride_);
   taps_ = ops.allocate(d.target_layer_ids.size() * n * static_cast<size_t>(hidden_) * ops.activation_bytes());
-  const auto depths = static_cast<size_t>(max_depths());
-  draft_logits_ = ops.allocate(depths * static_cast<size_t>(vocab_) * sizeof(float));
-  candidate_token_.assign(depths * static_cast<size_t>(max_candidates_), 0);
-  candidate_log_q_.assign(depths * static_cast<size_t>(max_candidates_), 0.0f);
-  candidate_position_.assign(depths, 0);
+  draft_logits_ = ops.allocate(static_cast<size_t>(limits.max_streams * max_depths() * vocab_) * sizeof(float));
 }
 
 Rows Round::rows(int64_t n) const {
@@ -50,167 +45,199 @@ LatentCache Round::latent_cache() const {
 
 DraftCache Round::draft_cache() const { return {draft_pages_.data(), draft_stride_, draft_layer_bytes_}; }
 
-Tree Round::tree(int64_t n_nodes) const {
-  const auto n = static_cast<size_t>(n_nodes + 1);
-  return {n_nodes, {token_.data(), n}, {parent_.data(), n}, {depth_.data(), n}, {weight_.data(), n}};
+Tree Round::tree_of(const Branch& branch) const {
+  const auto at = static_cast<size_t>(branch.at), n = static_cast<size_t>(branch.n_nodes + 1);
+  return {branch.n_nodes, std::span(tree_token_).subspan(at, n), std::span(tree_parent_).subspan(at, n),
+          std::span(tree_depth_).subspan(at, n), std::span(tree_weight_).subspan(at, n)};
 }
 
-void Round::prefill(Stream& stream, std::span<const int32_t> tokens, bool sample, float* logits, StageSeconds& time) {
-  StageClock clock(time);
-  const auto n = static_cast<int64_t>(tokens.size());
-  for (int64_t i = 0; i < n; ++i) {
-    const auto row = static_cast<size_t>(i);
-    token_[row] = tokens[row];
-    position_[row] = static_cast<int32_t>(stream.length + i);
-    parent_[row] = -1;
-    visible_[row] = position_[row] + 1;
-  }
-  const StreamPages pages{stream.pages.data()};
-  const auto last = static_cast<int32_t>(n - 1);
-  ForwardArgs args{rows(n), &pages, latent_cache()};
-  if (logits) {
-    args.n_logits = n;
-    args.logits_row = logits_row_.data();
-  } else if (sample) {
-    args.n_logits = 1;
-    args.logits_row = &last;
-  }
-  args.logits = logits_.as<float>();
-  args.taps = taps_.data();
-  args.tap_stride = limits_.max_rows * hidden_;
-  target_.forward(args);
-  if (logits) ops_.copy_out(logits_, 0, logits, static_cast<size_t>(n * vocab_) * sizeof(float));
-  commit_context(stream, {logits_row_.data(), tokens.size()});
-  if (sample) {
-    Rows one = rows(1);
-    one.position += last;
-    const float* at = logits_.as<float>() + (logits ? last * vocab_ : 0);
-    ops_.sample({one, vocab_, at, &stream.sampling, sample_.data()});
-    stream.root = sample_[0];
-  }
-  stream.length += n;
-  clock.end(Stage::prefill);
+void Round::begin(size_t n_streams) {
+  n_rows_ = n_sampled_ = 0;
+  any_adjust_ = false;
+  pages_.resize(n_streams);
+  sampling_.resize(n_streams);
+  adjust_.resize(n_streams);
+  branches_.clear();
 }
 
-DecodeResult Round::decode(Stream& stream, const DecodePlan& plan, StageSeconds& time) {
+RoundResult Round::run(const RoundPlan& plan, StageSeconds& time) {
   StageClock clock(time);
-  DecodeResult result{};
-  const StreamPages pages{stream.pages.data()};
-  int64_t n_nodes = 0;
-  token_[0] = stream.root;
-  if (plan.budget > 0) {
-    draft(stream, plan);
-    result.draft_seconds += clock.end(Stage::draft);
-    ops_.build_tree({plan.depths, n_candidates_, candidate_token_.data(), candidate_log_q_.data(), plan.budget, plan.spine,
-                     token_.data(), parent_.data(), depth_.data(), weight_.data(), &n_nodes});
-    if (plan.cut) n_nodes = std::min(n_nodes, plan.cut(tree(n_nodes)));
-    result.draft_seconds += clock.end(Stage::build);
+  RoundResult result;
+  const size_t n_decode = plan.decode.size();
+  begin(n_decode + plan.prefill.size());
+  for (size_t i = 0; i < pages_.size(); ++i) {
+    const Stream& stream = i < n_decode ? *plan.decode[i].stream : *plan.prefill[i - n_decode].stream;
+    pages_[i] = {stream.pages.data()};
+    sampling_[i] = stream.sampling;
+    adjust_[i] = stream.adjust;
+    any_adjust_ |= stream.adjust != nullptr;
   }
-  verify_rows(stream, n_nodes);
-  result.verify_seconds += clock.end(Stage::verify);
-  ops_.sample({rows(n_nodes + 1), vocab_, logits_.as<float>(), &stream.sampling, sample_.data()});
-  result.verify_seconds += clock.end(Stage::sample);
+  draft(plan.decode);
+  if (!drafting_.empty()) result.draft_seconds += clock.end(Stage::draft);
+  build(plan);
+  if (!drafting_.empty()) result.draft_seconds += clock.end(Stage::build);
 
-  int64_t n_path = 0;
-  ops_.accept({n_nodes, token_.data(), parent_.data(), sample_.data(), path_.data(), &n_path});
-  const std::span<const int32_t> path{path_.data(), static_cast<size_t>(n_path)};
-  for (size_t i = 0; i < path.size(); ++i) {
-    const auto node = static_cast<size_t>(path[i]);
-    committed_[i] = sample_[node];
-    commit_position_[i] = position_[node];
+  const auto stage = [n_decode](Stage of_decode) { return n_decode > 0 ? of_decode : Stage::prefill; };
+  for (size_t i = 0; i < n_decode; ++i) {
+    branches_[i].row = n_rows_;
+    add_tree_rows(*plan.decode[i].stream, static_cast<int32_t>(i), tree_of(branches_[i]));
   }
-  result.verify_seconds += clock.end(Stage::accept);
-
-  const ModelConfig& c = target_.config();
-  ops_.commit({n_path - 1, path_.data() + 1, commit_position_.data() + 1, &pages, c.n_layers, c.kv_lora_rank, c.qk_rope_dim,
-               latent_pages_.data(), page_stride_, layer_page_bytes_, latent_scratch_.data(), layer_scratch_bytes_});
-  result.tree = tree(n_nodes);
-  commit_context(stream, path);
-  stream.length += n_path;
-  stream.root = committed_[path.size() - 1];
-  result.path = path;
-  result.tokens = {committed_.data(), path.size()};
-  result.verify_seconds += clock.end(Stage::commit);
+  int64_t n_logits = n_rows_;
+  for (int64_t i = 0; i < n_logits; ++i) logits_row_[static_cast<size_t>(i)] = static_cast<int32_t>(i);
+  for (size_t i = 0; i < plan.prefill.size(); ++i) {
+    add_prompt_rows(plan.prefill[i], static_cast<int32_t>(n_decode + i));
+    if (plan.prefill[i].sample) logits_row_[static_cast<size_t>(n_logits++)] = static_cast<int32_t>(n_rows_ - 1);
+  }
+  n_sampled_ = n_logits;
+  // Rows whose logits are read but not sampled: of prompts that are scored.
+  int64_t row = branches_.empty() ? 0 : branches_.back().row + branches_.back().n_nodes + 1;
+  for (const PrefillTask& task : plan.prefill) {
+    const auto n = static_cast<int64_t>(task.tokens.size());
+    if (task.logits || task.prompt_n_top >= 0)
+      for (int64_t i = 0; i < n - task.sample; ++i)
+        logits_row_[static_cast<size_t>(n_logits++)] = static_cast<int32_t>(row + i);
+    row += n;
+  }
+  forward(n_logits, plan.count_experts);
+  if (plan.count_experts) result.distinct_experts = count_experts();
+  result.verify_seconds += clock.end(stage(Stage::verify));
+  sample_rows(plan);
+  result.verify_seconds += clock.end(stage(Stage::sample));
+  accept(plan);
+  result.verify_seconds += clock.end(stage(Stage::accept));
+  commit(plan);
+  find_logprobs(plan);
+  result.verify_seconds += clock.end(stage(Stage::commit));
+  result.decode = decode_results_;
+  result.prefill = prefill_results_;
   return result;
 }
 
-void Round::draft(const Stream& stream, const DecodePlan& plan) {
-  const StreamPages pages{stream.pages.data()};
-  const auto start = static_cast<int32_t>(stream.length);
-  drafter_->propose(stream.root, start, plan.depths, &pages, draft_cache(), draft_logits_.as<float>());
-  n_candidates_ = plan.chain ? 1 : std::min(plan.budget, max_candidates_);
-  for (int64_t d = 0; d < plan.depths; ++d)
-    candidate_position_[static_cast<size_t>(d)] = static_cast<int32_t>(start + 1 + d);
-  ops_.top_k({plan.depths, vocab_, n_candidates_, draft_logits_.as<float>(),
-              plan.noise_ranking ? &stream.sampling : nullptr, plan.depths, candidate_position_.data(),
-              candidate_token_.data(), candidate_log_q_.data()});
+void Round::add_tree_rows(const Stream& stream, int32_t stream_index, const Tree& tree) {
+  const auto root = static_cast<int32_t>(stream.length);
+  for (size_t i = 0; i <= static_cast<size_t>(tree.n_nodes); ++i) {
+    const auto row = static_cast<size_t>(n_rows_) + i;
+    token_[row] = tree.token[i];
+    position_[row] = root + tree.depth[i];
+    stream_[row] = stream_index;
+    parent_[row] = i == 0 ? -1 : static_cast<int32_t>(n_rows_) + tree.parent[i];
+    visible_[row] = root + 1;
+  }
+  n_rows_ += tree.n_nodes + 1;
 }
 
-void Round::verify_rows(const Stream& stream, int64_t n_nodes) {
-  const auto root = static_cast<int32_t>(stream.length);
-  parent_[0] = -1;
-  position_[0] = root;
-  visible_[0] = root + 1;
-  for (size_t i = 1; i <= static_cast<size_t>(n_nodes); ++i) {
-    position_[i] = root + depth_[i];
-    visible_[i] = root + 1;
+void Round::add_prompt_rows(const PrefillTask& task, int32_t stream_index) {
+  for (size_t i = 0; i < task.tokens.size(); ++i) {
+    const auto row = static_cast<size_t>(n_rows_) + i;
+    token_[row] = task.tokens[i];
+    position_[row] = static_cast<int32_t>(task.stream->length + static_cast<int64_t>(i));
+    stream_[row] = stream_index;
+    parent_[row] = -1;
+    visible_[row] = position_[row] + 1;
   }
-  const StreamPages pages{stream.pages.data()};
-  ForwardArgs args{rows(n_nodes + 1), &pages, latent_cache()};
-  args.n_logits = n_nodes + 1;
+  n_rows_ += static_cast<int64_t>(task.tokens.size());
+}
+
+void Round::forward(int64_t n_logits, bool keep_experts) {
+  ForwardArgs args{rows(n_rows_), pages_.data(), latent_cache()};
+  args.n_logits = n_logits;
   args.logits_row = logits_row_.data();
   args.logits = logits_.as<float>();
   args.taps = taps_.data();
   args.tap_stride = limits_.max_rows * hidden_;
+  if (keep_experts) args.chosen_experts = experts_out_;
   target_.forward(args);
 }
 
-// `rows_in_pass`: rows of the last pass, in order of position, that are committed now.
-void Round::commit_context(const Stream& stream, std::span<const int32_t> rows_in_pass) {
-  if (!drafter_) return;
-  const StreamPages pages{stream.pages.data()};
-  for (size_t i = 0; i < rows_in_pass.size(); ++i)
-    context_row_[i] = position_[static_cast<size_t>(rows_in_pass[i])];
-  const Rows committed{static_cast<int64_t>(rows_in_pass.size()), nullptr, context_row_.data(), stream_.data(), nullptr,
-                       nullptr};
-  drafter_->commit(committed, rows_in_pass.data(), taps_.data(), limits_.max_rows * hidden_, &pages, draft_cache());
-}
-
-double Round::measure_verify(const Stream& stream, int64_t rows) {
-  // A bushy tree of tokens that differ, so that rows route to different experts.
-  for (int64_t i = 0; i < rows; ++i) {
-    const auto row = static_cast<size_t>(i);
-    token_[row] = static_cast<int32_t>((stream.root + 7919 * i) % vocab_);
-    parent_[row] = static_cast<int32_t>(i == 0 ? -1 : (i - 1) / 2);
-    depth_[row] = i == 0 ? 0 : depth_[static_cast<size_t>(parent_[row])] + 1;
+double Round::count_experts() const {
+  const ModelConfig& c = target_.config();
+  std::vector<bool> seen(static_cast<size_t>(c.n_experts));
+  double total = 0;
+  for (int64_t layer = c.n_dense_layers; layer < c.n_layers; ++layer) {
+    seen.assign(seen.size(), false);
+    const int32_t* chosen = experts_[static_cast<size_t>(layer)].data();
+    for (int64_t i = 0; i < n_rows_ * c.n_experts_per_token; ++i) seen[static_cast<size_t>(chosen[i])] = true;
+    total += static_cast<double>(std::count(seen.begin(), seen.end(), true));
   }
-  StageSeconds time;
-  StageClock clock(time);
-  verify_rows(stream, rows - 1);
-  ops_.sample({this->rows(rows), vocab_, logits_.as<float>(), &stream.sampling, sample_.data()});
-  return clock.end(Stage::verify);
+  return total / static_cast<double>(std::max<int64_t>(1, c.n_layers - c.n_dense_layers));
 }
 
-double Round::measure_draft(const Stream& stream, int64_t depths) {
-  StageSeconds time;
-  StageClock clock(time);
-  DecodePlan plan;
-  plan.budget = 2 * depths;
-  plan.depths = depths;
-  draft(stream, plan);
-  return clock.end(Stage::draft);
+double Round::expected_experts(int64_t rows) const {
+  const auto n = static_cast<double>(target_.config().n_experts), k = static_cast<double>(target_.config().n_experts_per_token);
+  return n * (1 - std::pow(1 - k / n, static_cast<double>(rows)));
 }
 
-std::span<const float> Round::verify(const Stream& stream, const Tree& given, bool poison_scratch) {
-  if (poison_scratch) {
-    const std::vector<float> nan(latent_scratch_.bytes() / sizeof(float), std::numeric_limits<float>::quiet_NaN());
-    ops_.copy_in(latent_scratch_, 0, nan.data(), nan.size() * sizeof(float));
+void Round::sample_rows(const RoundPlan& plan) {
+  // Trees come first, so that a node's row is also its place here.
+  for (size_t i = 0; i < static_cast<size_t>(n_sampled_); ++i) {
+    const auto row = static_cast<size_t>(logits_row_[i]);
+    sample_token_[i] = token_[row];
+    sample_position_[i] = position_[row];
+    sample_stream_[i] = stream_[row];
+    sample_parent_[i] = parent_[row];
   }
-  std::copy(given.token.begin(), given.token.end(), token_.begin());
-  std::copy(given.parent.begin(), given.parent.end(), parent_.begin());
-  std::copy(given.depth.begin(), given.depth.end(), depth_.begin());
-  verify_rows(stream, given.n_nodes);
-  return {logits_.as<float>(), static_cast<size_t>((given.n_nodes + 1) * vocab_)};
+  const Rows sampled{n_sampled_, sample_token_.data(), sample_position_.data(), sample_stream_.data(),
+                     sample_parent_.data(), nullptr};
+  ops_.sample({sampled, vocab_, logits_.as<float>(), sampling_.data(), any_adjust_ ? adjust_.data() : nullptr,
+               sample_.data()});
+  const auto n_trees = static_cast<size_t>(branches_.empty() ? 0 : branches_.back().row + branches_.back().n_nodes + 1);
+  size_t at = n_trees;
+  for (const PrefillTask& task : plan.prefill)
+    if (task.sample) task.stream->root = sample_[at++];
+}
+
+void Round::accept(const RoundPlan& plan) {
+  int64_t path_at = 0;
+  for (size_t b = 0; b < plan.decode.size(); ++b) {
+    Branch& branch = branches_[b];
+    const Tree tree = tree_of(branch);
+    branch.path_at = path_at;
+    const int32_t* sample = sample_.data() + branch.row;
+    int32_t* path = path_.data() + path_at;
+    ops_.accept({branch.n_nodes, tree.token.data(), tree.parent.data(), sample, path, &branch.n_path});
+    for (int64_t i = 0; i < branch.n_path; ++i) {
+      const auto to = static_cast<size_t>(path_at + i);
+      commit_row_[to] = static_cast<int32_t>(branch.row) + path[i];
+      commit_position_[to] = position_[static_cast<size_t>(commit_row_[to])];
+      committed_[to] = sample[path[i]];
+    }
+    path_at += branch.n_path;
+  }
+}
+
+void Round::commit(const RoundPlan& plan) {
+  const ModelConfig& c = target_.config();
+  size_t n_context = 0;
+  const auto add_context = [&](int32_t row) {
+    context_row_[n_context] = row;
+    context_position_[n_context] = position_[static_cast<size_t>(row)];
+    context_stream_[n_context++] = stream_[static_cast<size_t>(row)];
+  };
+  int32_t prompt_row = 0;
+  for (size_t b = 0; b < branches_.size(); ++b) {
+    const Branch& branch = branches_[b];
+    const auto at = static_cast<size_t>(branch.path_at);
+    // The root is a committed row: its KV is in its page already.
+    ops_.commit({branch.n_path - 1, commit_row_.data() + at + 1, commit_position_.data() + at + 1, &pages_[b], c.n_layers,
+                 c.kv_lora_rank, c.qk_rope_dim, latent_pages_.data(), page_stride_, layer_page_bytes_,
+                 latent_scratch_.data(), layer_scratch_bytes_});
+    for (int64_t i = 0; i < branch.n_path; ++i) add_context(commit_row_[at + static_cast<size_t>(i)]);
+    prompt_row = static_cast<int32_t>(branch.row + branch.n_nodes + 1);
+  }
+  for (const PrefillTask& task : plan.prefill)
+    for (size_t i = 0; i < task.tokens.size(); ++i) add_context(prompt_row++);
+  if (drafter_) {
+    const Rows committed{static_cast<int64_t>(n_context), nullptr, context_position_.data(), context_stream_.data(),
+                         nullptr, nullptr};
+    drafter_->commit(committed, context_row_.data(), taps_.data(), limits_.max_rows * hidden_, pages_.data(),
+                     draft_cache());
+  }
+  for (size_t b = 0; b < plan.decode.size(); ++b) {
+    Stream& stream = *plan.decode[b].stream;
+    stream.length += branches_[b].n_path;
+    stream.root = committed_[static_cast<size_t>(branches_[b].path_at + branches_[b].n_path - 1)];
+  }
+  for (const PrefillTask& task : plan.prefill) task.stream->length += static_cast<int64_t>(task.tokens.size());
 }
 
 }  // namespace kdt

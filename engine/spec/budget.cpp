@@ -63,18 +63,14 @@ void Calibration::observe(double q, bool accepted) {
   mass_[b] = mass_[b] * kFade + q;
 }
 
-Choice choose_nodes(std::span<const double> gain, int64_t least, const CostTable& verify, double draft_seconds,
-                    double lambda) {
-  const auto n_max = static_cast<int64_t>(gain.size());
-  double tokens = 1;
-  Choice best{0, 1, 0};
-  bool any = false;
-  for (int64_t n = 0; n <= n_max; ++n) {
-    if (n > 0) tokens += gain[static_cast<size_t>(n - 1)];
-    if (n < least) continue;
-    const double value = tokens - lambda * (draft_seconds + verify.at(n + 1));
-    if (!any || value > best.value) best = {n, tokens, value};
-    any = true;
+Choice choose_nodes(std::span<const double> gain, int64_t roots, int64_t base_rows, const CostTable& verify,
+                    double draft_seconds, double lambda) {
+  double tokens = static_cast<double>(roots);
+  Choice best{0, tokens, tokens - lambda * (draft_seconds + verify.at(base_rows))};
+  for (size_t n = 1; n <= gain.size(); ++n) {
+    tokens += gain[n - 1];
+    const double value = tokens - lambda * (draft_seconds + verify.at(base_rows + static_cast<int64_t>(n)));
+    if (value > best.value) best = {static_cast<int64_t>(n), tokens, value};
   }
   return best;
 }

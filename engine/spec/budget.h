@@ -45,8 +45,9 @@ struct Choice {
   double value;          // tokens - λ · seconds
 };
 
-// The best n in [least, n_max] for nodes with `gain[i]` = probability that node i + 1 is accepted.
-Choice choose_nodes(std::span<const double> gain, int64_t least, const CostTable& verify, double draft_seconds,
-                    double lambda);
+// The best n in [0, n_max] for nodes with `gain[i]` = probability that node i + 1 is accepted, of one stream or of several in
+// one order. `base_rows` are verified without any: the roots, and prompt tokens of the same pass; `roots` bonus tokens are sure.
+Choice choose_nodes(std::span<const double> gain, int64_t roots, int64_t base_rows, const CostTable& verify,
+                    double draft_seconds, double lambda);
 
 }  // namespace kdt::spec

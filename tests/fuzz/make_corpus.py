@@ -55,9 +55,18 @@ def text_seeds(root: pathlib.Path) -> list[bytes]:
   return [b"\0" + ranks + b"\0" + added, b"\1" + conversation, b"\2" + text, b"\3" + text + b"\xf0\x9f\x99"]
 
 
+def reply_seeds() -> list[bytes]:
+  """Even first byte: stop strings and pieces; odd: a turn, whose bytes below 16 are control tokens."""
+  pieces = [b"ab", b"bcd", b"xab", b"c", b"bc", "é".encode()]
+  stop = b"\0\2" + b"".join(bytes([len(piece)]) + piece for piece in pieces)
+  turn = b"why\1so\2\3functions.f:0\4{\"a\": 1}\5\3functions.g:1\4" + "{\"b\": \"é\"}".encode() + b"\5\6done\0"
+  return [stop, *(bytes([first]) + turn for first in (1, 3, 5, 7))]
+
+
 def main() -> None:
   root, stamp = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-  targets = {"safetensors": safetensors_seeds(), "config": config_seeds(root), "text": text_seeds(root)}
+  targets = {"safetensors": safetensors_seeds(), "config": config_seeds(root), "text": text_seeds(root),
+             "reply": reply_seeds()}
   for target, seeds in targets.items():
     folder = stamp.parent / "corpus" / target
     folder.mkdir(parents=True, exist_ok=True)

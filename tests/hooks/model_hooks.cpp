@@ -5,6 +5,7 @@
 #include "hooks.h"
 #include "runtime/pages.h"
 #include "runtime/round.h"
+#include "support/one_stream.h"
 
 using namespace kdt;
 using hooks::guarded;
@@ -18,8 +19,8 @@ class Models {
       : ops(make_cpu_ops(threads, "")), draft_config(load_draft_config(draft)),
         kimi(*ops, load_model_config(target), Checkpoint::open(target), max_rows, max_context,
              draft_config.target_layer_ids),
-        dflash(*ops, draft_config, Checkpoint::open_draft(draft), kimi, max_rows, max_context),
-        round(*ops, kimi, &dflash, {max_rows, max_rows - 1, max_context, pages_for(max_context)}), max_rows_(max_rows),
+        dflash(*ops, draft_config, Checkpoint::open_draft(draft), kimi, max_rows, max_context, 1),
+        round(*ops, kimi, &dflash, {max_rows, max_rows - 1, max_context, pages_for(max_context), 1}), max_rows_(max_rows),
         count_(static_cast<size_t>(max_context) + 1), stream_index_(static_cast<size_t>(max_rows), 0),
         parent_(stream_index_.size(), -1) {
     std::iota(count_.begin(), count_.end(), 0);
@@ -63,7 +64,8 @@ class Models {
 
   void propose(int32_t root, int64_t start, int64_t depths, float* logits) {
     const StreamPages pages{stream.pages.data()};
-    dflash.propose(root, static_cast<int32_t>(start), depths, &pages, draft_, logits);
+    const auto at = static_cast<int32_t>(start);
+    dflash.propose(1, &root, &at, depths, &pages, draft_, logits);
   }
 
   std::unique_ptr<Ops> ops;
@@ -115,12 +117,12 @@ KDT_HOOK const char* kdt_hook_models_tree(Models* models, const int32_t* ids, in
     StageSeconds time;
     stream.length = 0;
     for (int64_t at = 0; at < n; at += chunk)
-      models->round.prefill(stream, {ids + at, static_cast<size_t>(std::min(chunk, n - at))}, false, nullptr, time);
+      test::prefill(models->round, stream, {ids + at, static_cast<size_t>(std::min(chunk, n - at))}, false, nullptr, time);
     stream.root = root;
     DecodePlan plan;
     plan.budget = budget;
     plan.depths = depths;
-    const Tree tree = models->round.decode(stream, plan, time).tree;
+    const Tree tree = test::decode(models->round, stream, plan, time).tree;
     std::copy(tree.token.begin(), tree.token.end(), token);
     std::copy(tree.parent.begin(), tree.parent.end(), parent);
     std::copy(tree.depth.begin(), tree.depth.end(), depth);

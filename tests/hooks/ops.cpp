@@ -66,7 +66,7 @@ KDT_HOOK const char* kdt_hook_sample(Backend* b, int64_t n, const int32_t* posit
                                      const uint64_t* seed, const uint32_t* choice, int32_t* token) {
   return guarded([&] {
     const auto sampling = samplings(n_streams, temperature, top_p, min_p, top_k, seed, choice);
-    b->ops->sample({{n, nullptr, position, stream, nullptr, nullptr}, vocab, logits, sampling.data(), token});
+    b->ops->sample({{n, nullptr, position, stream, nullptr, nullptr}, vocab, logits, sampling.data(), nullptr, token});
   });
 }
 

@@ -16,6 +16,7 @@
 #include "model/kimi.h"
 #include "runtime/pages.h"
 #include "runtime/round.h"
+#include "support/one_stream.h"
 
 namespace kdt::test {
 
@@ -42,9 +43,9 @@ class Bundled {
     target = std::make_unique<Kimi>(*ops, load_model_config(model), Checkpoint::open(model), kMaxRows, kMaxContext,
                                     draft_config.target_layer_ids);
     drafter = std::make_unique<DFlash>(*ops, draft_config, Checkpoint::open_draft(draft), *target, kMaxRows,
-                                       kMaxContext);
+                                       kMaxContext, n_streams);
     round = std::make_unique<Round>(*ops, *target, drafter.get(),
-                                    RoundLimits{kMaxRows, kMaxBudget, kMaxContext, n_streams * pages_for(kMaxContext)});
+                                    RoundLimits{kMaxRows, kMaxBudget, kMaxContext, n_streams * pages_for(kMaxContext), n_streams});
   }
 
   int64_t vocab() const { return target->config().vocab_size; }
@@ -62,8 +63,8 @@ class Bundled {
     std::vector<float> logits(with_logits ? ids.size() * static_cast<size_t>(vocab()) : 0);
     for (size_t at = 0; at < ids.size(); at += static_cast<size_t>(chunk)) {
       const auto part = ids.subspan(at, std::min(static_cast<size_t>(chunk), ids.size() - at));
-      round->prefill(s, part, sample && at + part.size() == ids.size(),
-                     with_logits ? logits.data() + at * static_cast<size_t>(vocab()) : nullptr, time);
+      test::prefill(*round, s, part, sample && at + part.size() == ids.size(),
+                    with_logits ? logits.data() + at * static_cast<size_t>(vocab()) : nullptr, time);
     }
     return logits;
   }

@@ -129,7 +129,7 @@ TEST_CASE("through trees of any size the first token and the pair of the first t
       plan.spine = draw % 5 == 0;
       std::vector<int32_t> tokens;
       while (tokens.size() < 2) {
-        const DecodeResult result = model.round->decode(s, plan, model.time);
+        const DecodeResult result = test::decode(*model.round, s, plan, model.time);
         tokens.insert(tokens.end(), result.tokens.begin(), result.tokens.end());
         accepted += result.tokens.size() > 1;
       }

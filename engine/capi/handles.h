@@ -1,0 +1,33 @@
+// The handle that several files of the C ABI look into.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "base/error.h"
+#include "include/kdtree.h"
+#include "runtime/engine.h"
+
+struct kdt_engine {
+  std::shared_ptr<const std::string> cpu_target;   // what engines alive together have in common
+  std::unique_ptr<kdt::Engine> engine;
+
+  // A series name that lives as long as the handle.
+  const char* name_of(const std::string& series) {
+    std::lock_guard lock(names_mutex);
+    return names.insert(series).first->c_str();
+  }
+  std::mutex names_mutex;
+  std::set<std::string> names;
+};
+
+namespace kdt::capi {
+
+inline Engine& engine_of(kdt_engine* handle) {
+  check_argument(handle != nullptr && handle->engine != nullptr, "engine", "NULL", "an engine");
+  return *handle->engine;
+}
+
+}  // namespace kdt::capi

@@ -1,0 +1,73 @@
+#include "runtime/costs.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace kdt {
+namespace {
+
+constexpr double kRateMemory = 0.95;       // λ follows the last twenty rounds or so
+constexpr double kRefineRate = 0.05;       // weight of one measured draft
+constexpr double kOutlier = 3.0;           // a draft that took this many times what was expected was disturbed
+constexpr auto kMeasureTime = std::chrono::milliseconds(60);   // a start should not be felt
+
+}  // namespace
+
+void RoundCosts::measure(Round& round, Stream& stream) {
+  StageSeconds time;
+  const std::vector<int32_t> prompt(32, 1);
+  const PrefillTask prefill{&stream, prompt, true};
+  round.run({{}, {&prefill, 1}, {}}, time);
+  const auto start = std::chrono::steady_clock::now();
+  const auto out_of_time = [start] { return std::chrono::steady_clock::now() - start > kMeasureTime; };
+  // The first pass warms the caches; the fastest of the others is least disturbed by anything else on the machine.
+  const auto fastest = [](auto&& pass) {
+    pass();
+    return std::min(pass(), pass());
+  };
+  draft_.assign(static_cast<size_t>(round.max_depths()) + 1, 0.0);
+  const double shallow = fastest([&] { return round.measure_draft(stream, 1); });
+  const double deep = fastest([&] { return round.measure_draft(stream, round.max_depths()); });
+  for (size_t d = 1; d < draft_.size(); ++d) {
+    const double part = draft_.size() > 2 ? static_cast<double>(d - 1) / static_cast<double>(draft_.size() - 2) : 0.0;
+    draft_[d] = shallow + part * std::max(0.0, deep - shallow);
+  }
+  const auto& sizes = spec::CostTable::kRows;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    // Sizes there was no time for follow the slope of those before: refined once a tree is as large.
+    const double seconds = i >= 2 && out_of_time()
+                               ? verify_.at(sizes[i - 1]) + (verify_.at(sizes[i - 1]) - verify_.at(sizes[i - 2])) *
+                                     static_cast<double>(sizes[i] - sizes[i - 1]) /
+                                     static_cast<double>(sizes[i - 1] - sizes[i - 2])
+                               : fastest([&] { return round.measure_verify(stream, sizes[i]); });
+    verify_.set(sizes[i], seconds);
+  }
+  seconds_ = verify_.at(1);
+}
+
+double RoundCosts::draft(int64_t depths, int64_t n_streams) const {
+  return draft_[static_cast<size_t>(depths)] * (1 + draft_growth_ * static_cast<double>(n_streams - 1));
+}
+
+void RoundCosts::observe_draft(int64_t depths, int64_t n_streams, double seconds) {
+  if (!measured()) return;   // a context too short to measure in; fixed modes draft all the same
+  const double ratio = seconds / draft(depths, n_streams);
+  if (!(ratio > 0) || ratio > kOutlier) return;
+  if (n_streams == 1) {
+    for (double& cost : draft_) cost *= 1 + kRefineRate * (ratio - 1);
+    return;
+  }
+  const double growth = (seconds / draft_[static_cast<size_t>(depths)] - 1) / static_cast<double>(n_streams - 1);
+  draft_growth_ = std::clamp(draft_growth_ + kRefineRate * (growth - draft_growth_), 0.0, 1.5);
+}
+
+void RoundCosts::observe_rate(double tokens, double seconds) {
+  tokens_ = kRateMemory * tokens_ + tokens;
+  seconds_ = kRateMemory * seconds_ + seconds;
+}
+
+spec::Calibration& RoundCosts::calibration(const Sampling& sampling, bool noise_ranking) {
+  return calibration_[sampling.temperature <= 0 ? 0 : noise_ranking ? 2 : 1];
+}
+
+}  // namespace kdt
