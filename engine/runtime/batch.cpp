@@ -35,8 +35,9 @@ bool Batch::step(uint64_t cancelled_serial) {
   const Schedule schedule = make_schedule();
   preempt(schedule.preempt);
   const bool moves = !schedule.decode.empty() || !schedule.prefill.empty();
+  plan_round(schedule);
+  std::erase(running_, nullptr);   // those that lost their pages
   if (moves) {
-    plan_round(schedule);
     done_.host_seconds = seconds_between(start, Clock::now());
     run_round(schedule);
   }

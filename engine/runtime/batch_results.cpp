@@ -92,7 +92,7 @@ void Batch::end(Sequence& s, Finish reason) {
 
 void Batch::drop_ended() {
   for (auto& sequence : running_)
-    if (sequence && sequence->result.finish != Finish::none) ended_.push_back(std::move(sequence));
+    if (sequence->result.finish != Finish::none) ended_.push_back(std::move(sequence));
   std::erase(running_, nullptr);
   set_state();
   for (const auto& sequence : ended_) {
@@ -108,7 +108,7 @@ void Batch::set_state() {
 
 void Batch::fail_all(const std::string& error) {
   const auto fail = [&](const std::unique_ptr<Sequence>& sequence) {
-    if (!sequence) return;
+    if (!sequence) return;   // it was on its way to the waiting ones
     Result& r = sequence->result;
     if (r.finish == Finish::none) {
       r.finish = Finish::error;

@@ -1,0 +1,77 @@
+// A backend that does what another does until one of its operations fails, for tests of what becomes of everyone else.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <stdexcept>
+
+#include "ops/ops.h"
+
+namespace kdt::test {
+
+class FailingOps final : public Ops {
+ public:
+  // `left`: calls of operations that succeed; negative: all of them.
+  FailingOps(std::unique_ptr<Ops> real, std::shared_ptr<std::atomic<int64_t>> left)
+      : real_(std::move(real)), left_(std::move(left)) {}
+
+  const char* backend() const override { return real_->backend(); }
+  const char* instruction_set() const override { return real_->instruction_set(); }
+  int threads() const override { return real_->threads(); }
+  size_t activation_bytes() const override { return real_->activation_bytes(); }
+  Buffer allocate(size_t bytes) override { return real_->allocate(bytes); }
+  void copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) override { real_->copy_in(to, offset, from, bytes); }
+  void copy_out(const Buffer& from, size_t offset, void* to, size_t bytes) override { real_->copy_out(from, offset, to, bytes); }
+  const void* upload_raw(const std::byte* source, size_t bytes) override { return real_->upload_raw(source, bytes); }
+  Matrix upload_matrix(std::span<const MatrixSource> stacked) override { return real_->upload_matrix(stacked); }
+  Matrix upload_gate_up(const MatrixSource& gate, const MatrixSource& up) override { return real_->upload_gate_up(gate, up); }
+  Matrix upload_int4(const Int4Source& source, int64_t group) override { return real_->upload_int4(source, group); }
+  Matrix upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group) override {
+    return real_->upload_int4_gate_up(gate, up, group);
+  }
+  size_t latent_page_bytes(int64_t lora, int64_t rope) const override { return real_->latent_page_bytes(lora, rope); }
+  size_t latent_scratch_bytes(int64_t rows, int64_t lora, int64_t rope) const override {
+    return real_->latent_scratch_bytes(rows, lora, rope);
+  }
+  size_t draft_page_bytes(int64_t heads, int64_t dim) const override { return real_->draft_page_bytes(heads, dim); }
+  size_t experts_scratch_bytes(int64_t rows, int64_t k, int64_t n, int64_t width, int64_t shared, int64_t hidden) const override {
+    return real_->experts_scratch_bytes(rows, k, n, width, shared, hidden);
+  }
+  size_t weight_bytes() const override { return real_->weight_bytes(); }
+
+#define KDT_FORWARD(op, Args) \
+  void op(const Args& args) override { \
+    count(#op); \
+    real_->op(args); \
+  }
+  KDT_FORWARD(embed, EmbedArgs)
+  KDT_FORWARD(rms_norm, RmsNormArgs)
+  KDT_FORWARD(linear, LinearArgs)
+  KDT_FORWARD(copy, CopyArgs)
+  KDT_FORWARD(mlp, MlpArgs)
+  KDT_FORWARD(latent_write, LatentWriteArgs)
+  KDT_FORWARD(mla_attention, MlaAttentionArgs)
+  KDT_FORWARD(route, RouteArgs)
+  KDT_FORWARD(experts, ExpertsArgs)
+  KDT_FORWARD(logits, LinearArgs)
+  KDT_FORWARD(top_k, TopKArgs)
+  KDT_FORWARD(sample, SampleArgs)
+  KDT_FORWARD(logprobs, LogprobArgs)
+  KDT_FORWARD(draft_context, DraftContextArgs)
+  KDT_FORWARD(draft_attention, DraftAttentionArgs)
+  KDT_FORWARD(build_tree, BuildTreeArgs)
+  KDT_FORWARD(accept, AcceptArgs)
+  KDT_FORWARD(commit, CommitArgs)
+#undef KDT_FORWARD
+
+ private:
+  void count(const char* op) {
+    if (left_->load() < 0) return;
+    if (left_->fetch_sub(1) == 0) throw std::runtime_error(std::string("ops.") + op + ": injected: expected to run");
+  }
+
+  std::unique_ptr<Ops> real_;
+  std::shared_ptr<std::atomic<int64_t>> left_;
+};
+
+}  // namespace kdt::test
