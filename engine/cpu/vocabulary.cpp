@@ -100,7 +100,7 @@ int32_t sample_row(const float* logits, int64_t vocab, const Sampling& s, uint32
 
 // The logits of one row as its request wants them: `out` [vocab]. Every token's value is its own function of its count.
 void adjust_row(const float* logits, int64_t vocab, const LogitAdjust& a, const Rows& rows, int64_t row, float* out) {
-  std::copy_n(logits, vocab, out);
+  std::transform(logits, logits + vocab, out, as_rankable);
   const auto is_node = [&](int64_t i) { return rows.parent[i] >= 0; };
   const auto in_path = [&](int32_t token) {
     int32_t count = 0;

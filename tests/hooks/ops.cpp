@@ -70,6 +70,36 @@ KDT_HOOK const char* kdt_hook_sample(Backend* b, int64_t n, const int32_t* posit
   });
 }
 
+// Lists of stream i: elements [first[i], first[i + 1]) of `token` and what belongs to it.
+KDT_HOOK const char* kdt_hook_sample_adjusted(Backend* b, int64_t n, const int32_t* row_token, const int32_t* position,
+                                              const int32_t* stream, const int32_t* parent, int64_t vocab,
+                                              const float* logits, int64_t n_streams, const double* temperature,
+                                              const uint64_t* seed, const float* penalties, const int64_t* seen_first,
+                                              const int32_t* seen, const int32_t* seen_count, const int64_t* bias_first,
+                                              const int32_t* bias_token, const float* bias, const int64_t* banned_first,
+                                              const int32_t* banned, const int32_t* banned_until, int32_t* token) {
+  return guarded([&] {
+    std::vector<Sampling> sampling;
+    std::vector<LogitAdjust> adjust;
+    std::vector<const LogitAdjust*> by_stream;
+    for (int64_t i = 0; i < n_streams; ++i) {
+      sampling.push_back({temperature[i], 1, 0, 0, seed[i], 0});
+      adjust.push_back({penalties[3 * i], penalties[3 * i + 1], penalties[3 * i + 2], seen + seen_first[i],
+                        seen_count + seen_first[i], seen_first[i + 1] - seen_first[i], bias_token + bias_first[i],
+                        bias + bias_first[i], bias_first[i + 1] - bias_first[i], banned + banned_first[i],
+                        banned_first[i + 1] - banned_first[i], banned_until[i]});
+    }
+    for (const LogitAdjust& a : adjust) by_stream.push_back(&a);
+    b->ops->sample({{n, row_token, position, stream, parent, nullptr}, vocab, logits, sampling.data(), by_stream.data(), token});
+  });
+}
+
+KDT_HOOK const char* kdt_hook_logprobs(Backend* b, int64_t n, int64_t vocab, int64_t n_top, const float* logits,
+                                       const int32_t* row, const int32_t* token, float* logprob, int32_t* top_token,
+                                       float* top_logprob) {
+  return guarded([&] { b->ops->logprobs({n, vocab, n_top, logits, row, token, logprob, top_token, top_logprob}); });
+}
+
 KDT_HOOK const char* kdt_hook_build_tree(Backend* b, int64_t depths, int64_t k, const int32_t* token,
                                          const float* log_q, int64_t budget, int spine, int32_t* node_token,
                                          int32_t* node_parent, int32_t* node_depth, float* node_weight,

@@ -246,6 +246,31 @@ class Backend:
               column("choice", np.uint32, 0), token.array)
     return token.check()
 
+  def sample_adjusted(self, logits, row_token, position, stream, parent, sampling, adjust):
+    """adjust: one dict a stream, with the arguments of reference.sampling.adjusted."""
+    token = Guarded((len(logits),), np.int32)
+    column = lambda name, dtype, default: np.array([s.get(name, default) for s in sampling], dtype)
+    lists = lambda key: [list(a.get(key, {}).items()) for a in adjust]
+    first = lambda of: np.concatenate([[0], np.cumsum([len(x) for x in of])]).astype(np.int64)
+    part = lambda of, i, dtype: np.array([x[i] for one in of for x in one] or [0], dtype)
+    seen, bias, banned = lists("seen"), lists("bias"), [[(t, 0) for t in a.get("banned", ())] for a in adjust]
+    self.call("sample_adjusted", len(logits), np.asarray(row_token, np.int32), np.asarray(position, np.int32),
+              np.asarray(stream, np.int32), np.asarray(parent, np.int32), logits.shape[1], placed(logits), len(sampling),
+              column("temperature", np.float64, 0), column("seed", np.uint64, 0),
+              np.array([[a.get("repetition", 1), a.get("frequency", 0), a.get("presence", 0)] for a in adjust], np.float32),
+              first(seen), part(seen, 0, np.int32), part(seen, 1, np.int32),
+              first(bias), part(bias, 0, np.int32), part(bias, 1, np.float32),
+              first(banned), part(banned, 0, np.int32), np.array([a.get("banned_until", 0) for a in adjust], np.int32),
+              token.array)
+    return token.check()
+
+  def logprobs(self, logits, row, token, n_top):
+    n = len(row)
+    own, top, values = Guarded((n,)), Guarded((n, n_top), np.int32), Guarded((n, n_top))
+    self.call("logprobs", n, logits.shape[1], n_top, placed(logits), np.asarray(row, np.int32),
+              np.asarray(token, np.int32), own.array, top.array, values.array)
+    return own.check(), top.check(), values.check()
+
   def build_tree(self, token, log_q, budget, spine=False):
     """-> (token, parent, depth, weight) of nodes 1..n."""
     depths, k = log_q.shape

@@ -160,3 +160,60 @@ def test_candidates_use_the_noise_of_the_sample(backends):
   s = dict(temperature=0.8, seed=123456789012345678, choice=2)
   best = backends[2].top_k(logits, 1, [s] * 200, position + 1)[0][:, 0]
   assert (best == backends[2].sample(logits, position, [s], np.zeros(200))).mean() > 0.99   # float32 may tie
+
+
+def random_adjust(rng, vocab):
+  some = lambda most: rng.choice(vocab, int(rng.integers(0, min(vocab, most) + 1)), replace=False)
+  return dict(repetition=float(rng.choice([1.0, 1.3, 0.7])), frequency=float(rng.choice([0.0, 0.5, -1.0])),
+              presence=float(rng.choice([0.0, 1.5, -0.5])),
+              seen={int(t): int(rng.integers(0, 4)) for t in some(12)},
+              bias={int(t): float(rng.choice([-100.0, -1.0, 2.5, 100.0])) for t in some(5)},
+              banned=[int(t) for t in some(3)] if vocab > 3 else [], banned_until=int(rng.integers(0, 60)))
+
+
+@pytest.mark.parametrize("vocab", [2, 7, 40, 1000])
+def test_sample_with_penalties_on_each_nodes_own_ancestors(backends, vocab):
+  rng = np.random.default_rng(vocab)
+  streams = 12
+  token, position, stream, parent, path = [], [], [], [], []
+  for s in range(streams):    # a tree a stream: the root, then nodes below earlier ones
+    root, start = len(token), int(rng.integers(0, 50))
+    for i in range(int(rng.integers(1, 20))):
+      above = -1 if i == 0 else int(rng.integers(root, len(token)))
+      token.append(int(rng.integers(vocab)))
+      parent.append(above)
+      path.append([] if i == 0 else path[above] + [token[-1]])
+      position.append(start + len(path[-1]))
+      stream.append(s)
+  logits = hostile_logits(rng, len(token), vocab)
+  adjust = [random_adjust(rng, vocab) for _ in range(streams)]
+  sampling_of = [dict(temperature=float(rng.choice([0.0, 1.0])), seed=int(rng.integers(1 << 63))) for _ in range(streams)]
+  got = [backends[threads].sample_adjusted(logits, token, position, stream, parent, sampling_of, adjust) for threads in (1, 3)]
+  assert same_bits(*got)
+  compared = 0
+  for i in range(len(token)):
+    row = sampling.adjusted(logits[i], position[i], path[i], **adjust[stream[i]])
+    want, margin = sampling.sample(row, position[i], **sampling_of[stream[i]])
+    if margin > 1e-9:
+      compared += 1
+      assert got[0][i] == want, (i, adjust[stream[i]])
+  assert compared > 0.7 * len(token)
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 33, 2048])
+def test_logprobs(backends, vocab):
+  rng = np.random.default_rng(vocab)
+  logits = hostile_logits(rng, 30, vocab)
+  row, token = rng.integers(0, 30, 50), rng.integers(0, vocab, 50)
+  for n_top in sorted({0, 1, 5, 20} & set(range(vocab + 1))):
+    run = lambda backend, _, rows: backend.logprobs(logits, row[rows], token[rows], n_top)
+    own, top, values = check_rows_independent(backends, lambda b: None, run, 50, rng)
+    want = sampling.log_softmax(logits[row])
+    best, _ = sampling.top_k(logits[row], n_top)
+    scale = 1 + np.abs(logits[np.isfinite(logits)]).max(initial=0)
+    for i in range(50):
+      if np.isfinite(want[i, token[i]]):
+        assert_close(own[i:i + 1], want[i, token[i:i + 1]], 4e-6 * scale)
+      assert top[i].tolist() == best[i].tolist()
+      finite = np.isfinite(want[i, top[i]])
+      assert_close(values[i][finite], want[i, top[i]][finite], 4e-6 * scale)

@@ -81,3 +81,23 @@ def sample(logits, position, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, see
   score = z[kept] / temperature + gumbel(noise_words(seed, choice, position + 1, kept))
   best = -np.sort(-score)
   return int(kept[np.argmax(score)]), min(margin, best[0] - best[1] if len(best) > 1 else np.inf)
+
+
+def adjusted(logits, position, output, repetition=1.0, frequency=0.0, presence=0.0, seen=None, bias=None, banned=(),
+             banned_until=0):
+  """One row as its request wants it, float32. seen: {token: times in the output} of prompt and output; output: the row's
+  own ancestors below the root, and itself."""
+  x = np.array(logits, np.float32)
+  counts = dict(seen or {})
+  for token in output:
+    counts[token] = counts.get(token, 0) + 1
+  if (repetition, frequency, presence) != (1.0, 0.0, 0.0):
+    for token, count in counts.items():
+      x[token] = x[token] / np.float32(repetition) if x[token] > 0 else x[token] * np.float32(repetition)
+      if count:
+        x[token] -= np.float32(np.float32(frequency) * np.float32(count)) + np.float32(presence)
+  for token, value in (bias or {}).items():
+    x[token] += np.float32(value)
+  if position + 1 < banned_until:
+    x[list(banned)] = -np.inf
+  return x
