@@ -74,6 +74,7 @@ bool Batch::end_cancelled(uint64_t cancelled_serial) {
 Schedule Batch::make_schedule() {
   running_views_.clear();
   waiting_views_.clear();
+  joining_.clear();
   for (const auto& s : running_) {
     const int64_t room = std::max<int64_t>(0, s->depth_room(limits_.max_context, round_.max_depths()));
     running_views_.push_back({s->rank(), s->tokens_to_prefill(), s->stream.length,
@@ -84,12 +85,27 @@ Schedule Batch::make_schedule() {
   for (const auto& [rank, s] : waiting_) {
     if (waiting_views_.size() >= std::min(places, kAdmissionsAStep)) break;
     const Pages::Match known = pages_.match(s->tokens, s->cacheable_blocks());
+    if (prefix_is_coming(*s, known.blocks)) break;
     // Through its last token, and the root's place when one is to be decoded behind them.
     const int64_t total = pages_for(static_cast<int64_t>(s->tokens.size()) + s->generates());
     waiting_views_.push_back({rank, total - known.blocks + known.idle});
+    joining_.push_back(s.get());
   }
   return schedule(running_views_, waiting_views_, pages_.available(),
                   {limits_.max_streams, limits_.prefill_chunk, round_.limits().max_rows});
+}
+
+bool Batch::prefix_is_coming(const Sequence& s, int64_t known_blocks) const {
+  if (!pages_.keeps_prefixes()) return false;
+  const auto brings_more = [&](const Sequence& other) {
+    if (other.tokens_to_prefill() == 0 || other.request->full()) return false;
+    const int64_t blocks = std::min(s.cacheable_blocks(), other.prefill_end() / kPageTokens);
+    const auto end = s.tokens.begin() + blocks * kPageTokens;
+    return std::mismatch(s.tokens.begin(), end, other.tokens.begin()).first - s.tokens.begin() >=
+           (known_blocks + 1) * kPageTokens;
+  };
+  return std::any_of(running_.begin(), running_.end(), [&](const auto& other) { return brings_more(*other); }) ||
+         std::any_of(joining_.begin(), joining_.end(), [&](const auto* other) { return brings_more(*other); });
 }
 
 void Batch::preempt(std::span<const size_t> streams) {

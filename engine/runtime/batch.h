@@ -47,6 +47,9 @@ class Batch {
 
   bool end_cancelled(uint64_t cancelled_serial);
   Schedule make_schedule();
+  // Whether a prompt that is being prefilled, or is about to be, begins with more of this one's blocks than are known: waiting
+  // for them is cheaper than computing them again.
+  bool prefix_is_coming(const Sequence& sequence, int64_t known_blocks) const;
   void preempt(std::span<const size_t> streams);
   void admit(size_t n);
   void run_round(const Schedule& schedule);
@@ -76,6 +79,7 @@ class Batch {
   // Of the round in hand
   std::vector<RunningView> running_views_;
   std::vector<WaitingView> waiting_views_;
+  std::vector<const Sequence*> joining_;   // those of waiting_views_
   std::vector<Sequence*> decoding_, prefilling_;
   std::vector<DecodeTask> decode_tasks_;
   std::vector<PrefillTask> prefill_tasks_;

@@ -27,6 +27,7 @@ class Pages {
   // `keep_prefixes`: false: no page is ever shared or idle.
   Pages(int64_t n_pages, bool keep_prefixes);
 
+  bool keeps_prefixes() const { return keep_prefixes_; }
   int64_t n_pages() const { return static_cast<int64_t>(pages_.size()); }
   int64_t n_free() const { return static_cast<int64_t>(free_.size()); }
   int64_t n_idle() const { return static_cast<int64_t>(idle_.size()); }

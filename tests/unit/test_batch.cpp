@@ -229,6 +229,33 @@ TEST_CASE("a long prompt does not hold decoding streams up for more than a chunk
   CHECK(steps >= 800 / 64);
 }
 
+TEST_CASE("requests that begin alike compute what they share once, though they come together") {
+  Bundled model(2, 8);
+  Server server(model, 128, true, 8, 64);
+  RequestSettings s;
+  for (int i = 0; i < 300; ++i) s.prompt.push_back(i);
+  s.max_tokens = 5;
+  s.sampling.temperature = 1;
+  s.ignore_eos = true;
+  std::vector<Output> alone;
+  for (uint32_t choice = 0; choice < 5; ++choice) {
+    Server other(model, 128, false, 8, 64);
+    s.sampling.choice = choice;
+    alone.push_back(other.run_alone(s));
+  }
+  std::vector<std::shared_ptr<Request>> requests;
+  for (uint32_t choice = 0; choice < 5; ++choice) {
+    s.sampling.choice = choice;
+    requests.push_back(server.submit(s));
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Output out{};
+    while (!read(*requests[i], out)) server.step();
+    CHECK(out == alone[i]);
+    CHECK(requests[i]->result().cached_tokens == (i == 0 ? 0 : 256));
+  }
+}
+
 TEST_CASE("a reader that does not read is left out, and slows nobody; its stream goes on where it was") {
   Bundled model(2, 8);
   Server server(model, 128, true, 8, 512);
