@@ -30,47 +30,98 @@ RowRange next_block(const Rows& rows, int64_t begin) {
 struct Block {
   float* q;        // [rows][heads][key_dims] the absorbed query and its rotated part
   float* o;        // [rows][heads][value_dims]
+  float* s;        // [rows][heads][64]
   float* side;     // [4][key_dims][16] keys of a node's ancestors
-  float* s;        // [heads][64]
   float* side_s;   // [heads][64]
   float* m;        // [rows][heads]
   float* l;
 };
 
-// Folds the tile of positions [64 i, 64 i + 64) into one row's heads: keys of the page first, then of the row's own
-// ancestors (itself the last), which lie in scratch rows.
-void fold_tile(const MlaAttentionArgs& args, const LatentLayout& layout, const Block& block, int64_t row, int64_t tile,
-               int64_t heads, const float* q, const AttentionState& state) {
-  const Rows& rows = args.rows;
-  const int64_t first = tile * kPageTokens;
-  const int64_t n = std::min<int64_t>(kPageTokens, rows.position[row] + 1 - first);
-  const int64_t in_page = std::clamp<int64_t>(rows.visible[row] - first, 0, n), count = n - in_page;
-  std::array<const float*, kPageTokens> values;
-  if (in_page > 0) {
-    const auto id = static_cast<size_t>(args.streams[rows.stream[row]].page_table[tile]);
-    const auto* page =
-        reinterpret_cast<const float*>(static_cast<const std::byte*>(args.pages) + id * args.page_stride);
-    attention_scores(q, layout.key_dims, heads, layout.key_dims, page, in_page, args.scale, block.s, kPageTokens);
-    const float* value = page + layout.key_dims * kPageTokens;
-    for (int64_t t = 0; t < in_page; ++t) values[t] = value + t * layout.value_dims;
-  }
-  if (count > 0) {
-    int64_t node = row;
-    while (rows.position[node] >= first + n) node = rows.parent[node];
-    for (int64_t t = count - 1; t >= 0; --t, node = rows.parent[node]) {
-      const float* key = static_cast<const float*>(args.scratch) + node * layout.scratch_stride;
-      values[in_page + t] = key;
-      for (int64_t d = 0; d < layout.key_dims; ++d)
-        block.side[key_offset(t, d, layout.key_dims)] = layout.key(key, d);
+// The keys a row sees of a tile of positions [64 i, 64 i + 64): of the page first, then of its own ancestors (itself the
+// last), which lie in scratch rows.
+struct Seen {
+  int64_t n, in_page;
+  Seen(const Rows& rows, int64_t row, int64_t first)
+      : n(std::clamp<int64_t>(rows.position[row] + 1 - first, 0, kPageTokens)),
+        in_page(std::clamp<int64_t>(rows.visible[row] - first, 0, n)) {}
+};
+
+class TileFold {
+ public:
+  TileFold(const MlaAttentionArgs& args, const LatentLayout& layout, const Block& block, RowRange range, int64_t heads)
+      : args_(args), layout_(layout), block_(block), range_(range), heads_(heads) {}
+
+  // Folds one tile into every row's heads. Rows go over a few keys, or values, while those are in the first-level cache.
+  void fold(int64_t tile) {
+    const Rows& rows = args_.rows;
+    const int64_t first = tile * kPageTokens;
+    int64_t most = 0;
+    for (int64_t row = range_.begin; row < range_.end; ++row) most = std::max(most, Seen(rows, row, first).in_page);
+    const float* page = nullptr;
+    if (most > 0) {
+      const auto id = static_cast<size_t>(args_.streams[rows.stream[range_.begin]].page_table[tile]);
+      page = reinterpret_cast<const float*>(static_cast<const std::byte*>(args_.pages) + id * args_.page_stride);
     }
-    attention_scores(q, layout.key_dims, heads, layout.key_dims, block.side, count, args.scale, block.side_s, kPageTokens);
-    for (int64_t h = 0; h < heads; ++h)
-      std::copy_n(block.side_s + h * kPageTokens, count, block.s + h * kPageTokens + in_page);
+    for (int64_t t = 0; t < most; t += kKeyBlock)
+      for (int64_t row = range_.begin; row < range_.end; ++row)
+        if (t < Seen(rows, row, first).in_page)
+          attention_scores(q(row), layout_.key_dims, heads_, layout_.key_dims, page + t * layout_.key_dims, kKeyBlock,
+                           args_.scale, s(row) + t, kPageTokens);
+    for (int64_t row = range_.begin; row < range_.end; ++row) {
+      const Seen seen(rows, row, first);
+      if (seen.n == 0) continue;
+      if (seen.in_page < seen.n) score_ancestors(row, first, seen);
+      std::array<int64_t, kHeadGroup> lo{}, hi;
+      hi.fill(seen.n);
+      const int64_t at = (row - range_.begin) * heads_;
+      attention_softmax(s(row), heads_, lo.data(), hi.data(), layout_.value_dims, {block_.m + at, block_.l + at, o(row)});
+    }
+    std::array<const float*, kPageTokens> values;
+    for (int64_t t = 0; t < most; ++t) values[t] = page + layout_.key_dims * kPageTokens + t * layout_.value_dims;
+    for (int64_t t = 0; t < most; t += kValueRows)
+      for (int64_t row = range_.begin; row < range_.end; ++row)
+        attention_values(s(row), heads_, values.data(), t, std::min(t + kValueRows, Seen(rows, row, first).in_page),
+                         layout_.value_dims, o(row));
+    for (int64_t row = range_.begin; row < range_.end; ++row) {
+      const Seen seen(rows, row, first);
+      if (seen.in_page == seen.n) continue;
+      for_each_ancestor(row, first, seen, [&](int64_t t, const float* key) { values[seen.in_page + t] = key; });
+      attention_values(s(row), heads_, values.data(), seen.in_page, seen.n, layout_.value_dims, o(row));
+    }
   }
-  std::array<int64_t, kHeadGroup> lo{}, hi;
-  hi.fill(n);
-  attention_fold(block.s, heads, lo.data(), hi.data(), values.data(), layout.value_dims, state);
-}
+
+ private:
+  float* q(int64_t row) const { return block_.q + (row - range_.begin) * heads_ * layout_.key_dims; }
+  float* o(int64_t row) const { return block_.o + (row - range_.begin) * heads_ * layout_.value_dims; }
+  float* s(int64_t row) const { return block_.s + (row - range_.begin) * heads_ * kPageTokens; }
+
+  // f(t, scratch row) for the ancestors in slots in_page + t of the tile.
+  template <class G>
+  void for_each_ancestor(int64_t row, int64_t first, const Seen& seen, const G& f) const {
+    int64_t node = row;
+    while (args_.rows.position[node] >= first + seen.n) node = args_.rows.parent[node];
+    for (int64_t t = seen.n - seen.in_page - 1; t >= 0; --t, node = args_.rows.parent[node])
+      f(t, static_cast<const float*>(args_.scratch) + node * layout_.scratch_stride);
+  }
+
+  void score_ancestors(int64_t row, int64_t first, const Seen& seen) const {
+    for_each_ancestor(row, first, seen, [&](int64_t t, const float* key) {
+      for (int64_t d = 0; d < layout_.key_dims; ++d)
+        block_.side[key_offset(t, d, layout_.key_dims)] = layout_.key(key, d);
+    });
+    const int64_t count = seen.n - seen.in_page;
+    attention_scores(q(row), layout_.key_dims, heads_, layout_.key_dims, block_.side, count, args_.scale, block_.side_s,
+                     kPageTokens);
+    for (int64_t h = 0; h < heads_; ++h)
+      std::copy_n(block_.side_s + h * kPageTokens, count, s(row) + h * kPageTokens + seen.in_page);
+  }
+
+  const MlaAttentionArgs& args_;
+  const LatentLayout& layout_;
+  const Block& block_;
+  RowRange range_;
+  int64_t heads_;
+};
 
 }  // namespace
 
@@ -116,7 +167,7 @@ void CpuOps::mla_attention(const MlaAttentionArgs& args) {
     block.q = take(kRowBlock * kHeadGroup * layout.key_dims);
     block.o = take(kRowBlock * kHeadGroup * layout.value_dims);
     block.side = take(layout.key_dims * kPageTokens);
-    block.s = take(kHeadGroup * kPageTokens);
+    block.s = take(kRowBlock * kHeadGroup * kPageTokens);
     block.side_s = take(kHeadGroup * kPageTokens);
     block.m = take(kRowBlock * kHeadGroup);
     block.l = take(kRowBlock * kHeadGroup);
@@ -146,11 +197,8 @@ void CpuOps::mla_attention(const MlaAttentionArgs& args) {
         std::fill_n(block.l, n * heads, 0.0f);
         int64_t last = 0;
         for (int64_t i = range.begin; i < range.end; ++i) last = std::max<int64_t>(last, rows.position[i]);
-        for (int64_t tile = 0; tile * kPageTokens <= last; ++tile)
-          for (int64_t i = 0; i < n; ++i)
-            if (tile * kPageTokens <= rows.position[range.begin + i])
-              fold_tile(args, layout, block, range.begin + i, tile, heads, block.q + i * row_q,
-                        {block.m + i * heads, block.l + i * heads, block.o + i * row_o});
+        TileFold tiles(args, layout, block, range, heads);
+        for (int64_t tile = 0; tile * kPageTokens <= last; ++tile) tiles.fold(tile);
         for (int64_t i = 0; i < n; ++i)
           for (int64_t h = 0; h < heads; ++h) {
             float* o = block.o + i * row_o + h * layout.value_dims;

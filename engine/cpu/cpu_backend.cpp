@@ -84,18 +84,18 @@ Matrix CpuOps::upload_matrix(std::span<const MatrixSource> stacked) {
   uint32_t* panels = weight_words(static_cast<size_t>(n_panels(n_out) * bf16_panel_words(n_in)) * 4);
   int64_t row = 0;
   for (const auto& source : stacked) {
-    pack_bf16(source.bf16, source.n_out, n_in, source.row_stride > 0 ? source.row_stride : n_in, row, panels);
+    pack_bf16(source.bf16, source.n_out, n_in, source.row_stride > 0 ? source.row_stride : n_in, row, 1, panels);
     row += source.n_out;
   }
   return {panels, nullptr, n_out, n_in, 0};
 }
 
-// The rows of `up` begin a panel of their own, so that one thread has a gate and its up in the same columns.
+// Panels of gate and up take turns: a thread reads the columns it shares out in one stream.
 Matrix CpuOps::upload_gate_up(const MatrixSource& gate, const MatrixSource& up) {
-  const int64_t first_up = n_panels(gate.n_out) * kPanelRows;
-  uint32_t* panels = weight_words(static_cast<size_t>(2 * n_panels(gate.n_out) * bf16_panel_words(gate.n_in)) * 4);
-  pack_bf16(gate.bf16, gate.n_out, gate.n_in, gate.n_in, 0, panels);
-  pack_bf16(up.bf16, up.n_out, up.n_in, up.n_in, first_up, panels);
+  const int64_t words = bf16_panel_words(gate.n_in);
+  uint32_t* panels = weight_words(static_cast<size_t>(2 * n_panels(gate.n_out) * words) * 4);
+  pack_bf16(gate.bf16, gate.n_out, gate.n_in, gate.n_in, 0, 2, panels);
+  pack_bf16(up.bf16, up.n_out, up.n_in, up.n_in, 0, 2, panels + words);
   return {panels, nullptr, gate.n_out + up.n_out, gate.n_in, 0};
 }
 
@@ -103,16 +103,17 @@ Matrix CpuOps::upload_int4(const Int4Source& source, int64_t group) {
   const int64_t n = n_panels(source.n_out);
   uint32_t* panels = weight_words(static_cast<size_t>(n * int4_panel_words(source.n_in)) * 4);
   auto* scales = reinterpret_cast<bf16*>(weight_words(static_cast<size_t>(n * int4_panel_scales(source.n_in, group)) * 2));
-  pack_int4(source.packed, source.scale, source.n_out, source.n_in, group, 0, panels, scales);
+  pack_int4(source.packed, source.scale, source.n_out, source.n_in, group, 1, panels, scales);
   return {panels, scales, source.n_out, source.n_in, group};
 }
 
 Matrix CpuOps::upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group) {
-  const int64_t n = 2 * n_panels(gate.n_out), first_up = n_panels(gate.n_out) * kPanelRows;
+  const int64_t n = 2 * n_panels(gate.n_out);
   uint32_t* panels = weight_words(static_cast<size_t>(n * int4_panel_words(gate.n_in)) * 4);
   auto* scales = reinterpret_cast<bf16*>(weight_words(static_cast<size_t>(n * int4_panel_scales(gate.n_in, group)) * 2));
-  pack_int4(gate.packed, gate.scale, gate.n_out, gate.n_in, group, 0, panels, scales);
-  pack_int4(up.packed, up.scale, up.n_out, up.n_in, group, first_up, panels, scales);
+  pack_int4(gate.packed, gate.scale, gate.n_out, gate.n_in, group, 2, panels, scales);
+  pack_int4(up.packed, up.scale, up.n_out, up.n_in, group, 2, panels + int4_panel_words(up.n_in),
+            scales + int4_panel_scales(up.n_in, group));
   return {panels, scales, gate.n_out + up.n_out, gate.n_in, group};
 }
 
@@ -136,8 +137,10 @@ void CpuOps::linear(const LinearArgs& args) {
   const Matrix& w = *args.weight;
   const auto x = row_set(floats(args.x), args.x_rows, w.n_in);
   const auto out = row_set(floats(args.out), args.out_rows, w.n_out);
+  const int64_t panels = n_panels(w.n_out);
+  if (panels == 1) return linear_panels({x, args.n, &w, 0, 1, out, args.accumulate, scratch(0)});
   pool_.run([&](int t) {
-    const auto share = pool_.share(n_panels(w.n_out), t);
+    const auto share = pool_.share(panels, t);
     linear_panels({x, args.n, &w, share.begin, share.end, out, args.accumulate, scratch(t)});
   });
 }

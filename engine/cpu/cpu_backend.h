@@ -109,8 +109,8 @@ class CpuOps final : public Ops {
   size_t weight_bytes_ = 0;
 };
 
-// Untouched pages of it take no memory. Holds a decoded INT4 panel [n_in][16], an attention block (attention.cpp) or the
-// candidates of one row (vocabulary.cpp); the models check their sizes against kMaxInputs, kMaxKeyDims and kMaxVocab.
+// Untouched pages of it take no memory. Holds prepared INT4 rows, an attention block (attention.cpp) or the
+// candidates of one row (vocabulary.cpp); the models check their sizes against kMaxKeyDims and kMaxVocab.
 constexpr size_t kScratchBytes = 32 << 20;
 
 }  // namespace kdt::cpu

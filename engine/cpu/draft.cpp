@@ -100,8 +100,10 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
             hi[i] = n;
           }
           attention_scores(q + query * dim, dim, count, dim, keys, n, scale, s, kPageTokens);
-          attention_fold(s, count, lo.data(), hi.data(), value_rows.data(), layout.value_dims,
-                         {m + query, l + query, o + query * layout.value_dims});
+          float* sums = o + query * layout.value_dims;
+          attention_softmax(s, count, lo.data(), hi.data(), layout.value_dims, {m + query, l + query, sums});
+          attention_values(s, count, value_rows.data(), *std::min_element(lo.begin(), lo.begin() + count), n,
+                           layout.value_dims, sums);
         }
       };
       const int32_t* page_table = args.streams[stream].page_table;

@@ -18,7 +18,7 @@ struct RowSet {
   T* operator[](int64_t i) const { return base + (index ? index[i] : i) * stride; }
 };
 
-constexpr int64_t kMaxLinearInputs = 1 << 20;   // bounds the dequantised panel in a thread's scratch
+constexpr int64_t kLinearScratch = 6 << 20;      // floats that prepared INT4 rows may take, but for one of any width
 
 // out[r][c] (+)= Σ_k x[r][k] · w[c][k] for n rows and the columns of panels [panel_begin, panel_end).
 struct LinearJob {
@@ -28,14 +28,15 @@ struct LinearJob {
   int64_t panel_begin, panel_end;
   RowSet<float> out;
   bool accumulate;
-  float* panel;               // scratch [n_in][16], for INT4 with many rows
+  float* scratch;             // for INT4: prepared rows, and the decoded group of a panel
 };
 void linear_panels(const LinearJob& job);
 
-// out[r][c] = silu(gate_c · x[r]) * (up_c · x[r]) for the columns of gate panels [panel_begin, panel_end) of `width`.
+// out[r][c] = silu(gate_c · x[r]) * (up_c · x[r]) for the columns of panels [panel_begin, panel_end) of `width`. Gate and
+// up panels take turns in the weight.
 void gated_panels(const LinearJob& job, int64_t width);
 
-// Attention over one tile of up to 64 keys, folded into the running softmax of up to 4 queries.
+// Attention over one tile of up to 64 keys, folded into the running softmax of a few queries.
 struct AttentionState {
   float* m;                   // [queries] running maximum, -inf at first
   float* l;                   // [queries] running sum
@@ -43,12 +44,19 @@ struct AttentionState {
 };
 // Keys lie in blocks of 16, transposed: [blocks][dk][16], so that lanes are keys.
 constexpr int64_t kKeyBlock = 16;
-// s[q][t] = scale · Σ_d q[q][d] · key t's d, for t < n rounded up to 16; each score is one sequential sum over d.
+// s[q][t] = scale · Σ_d q[q][d] · key t's d, for t < n rounded up to 16 and up to 4 queries; each score is one sequential
+// sum over d.
 void attention_scores(const float* q, int64_t q_stride, int64_t n_queries, int64_t dk, const float* keys, int64_t n,
                       float scale, float* s, int64_t s_stride);
-// Folds slots [lo[q], hi[q]) of s [n_queries][64] with value rows v[t]; s is overwritten. dv is a multiple of 16.
-void attention_fold(float* s, int64_t n_queries, const int64_t* lo, const int64_t* hi, const float* const* v, int64_t dv,
-                    const AttentionState& state);
+// Turns slots [lo[q], hi[q]) of scores s [n_queries][64] into weights, the others into zeros, and scales the state's o to
+// the new maximum. dv is a multiple of 16.
+void attention_softmax(float* s, int64_t n_queries, const int64_t* lo, const int64_t* hi, int64_t dv,
+                       const AttentionState& state);
+// o[q] += Σ_t s[q][t] · v[t], ascending over [begin, end). A few value rows a call stay in the first-level cache for all
+// queries that go over them.
+constexpr int64_t kValueRows = 16;
+void attention_values(const float* s, int64_t n_queries, const float* const* v, int64_t begin, int64_t end, int64_t dv,
+                      float* o);
 
 void rms_norm_row(const float* x, int64_t width, const float* weight, float eps, float* out);
 // x[i] = 1 / (1 + exp(-x[i]))

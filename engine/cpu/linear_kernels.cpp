@@ -3,289 +3,116 @@
 #define HWY_TARGET_INCLUDE "cpu/linear_kernels.cpp"
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/contrib/math/math-inl.h>
-#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <algorithm>
 
-#include "base/bf16.h"
 #include "checkpoint/cpu_packing.h"
 #include "cpu/kernels.h"
+#include "cpu/panel_sums-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kdt::cpu::HWY_NAMESPACE {
-namespace hn = hwy::HWY_NAMESPACE;
 
-using F = hn::CappedTag<float, 16>;
-using U = hn::RebindToUnsigned<F>;
-using I = hn::RebindToSigned<F>;
-constexpr int kLanes = static_cast<int>(hn::MaxLanes(F()));
-constexpr int kVectors = static_cast<int>(kPanelRows) / kLanes;   // of one panel
-// Activation rows whose sums stay in registers: of a decoded panel, of BF16, and while nibbles are decoded beside them.
-constexpr int kMaxRows = 6;
+// Activation rows whose sums stay in registers: of BF16, of nibbles decoded beside them, of a decoded tile.
 constexpr int kMaxBf16Rows = 5;
-constexpr int kMaxInt4Rows = 4;
-// A panel is read line after line, once; the hardware's prefetchers stop at every page.
-constexpr int64_t kPrefetchWords = 32 * kPanelRows;
-constexpr int64_t kDequantRows = 12;                              // from here a panel is decoded once, to memory
+constexpr int kMaxInt4Rows = 6;
+constexpr int kMaxTileRows = 6;
+constexpr int kSingleRowPanels = kVectors < 8 ? 8 / kVectors : 1;   // enough sums to hide an FMA's latency
+constexpr int64_t kRowChunk = 64;                                    // rows that go over a panel while it is in the cache
 
-// Sums of R rows × P panels over BF16 inputs: out[r][P * 16].
-template <int R, int P>
-HWY_INLINE void sum_bf16(const float* const* x, const uint32_t* w, int64_t panel_stride, int64_t n_in, float* out) {
-  const F f;
-  const U u;
-  constexpr int V = P * kVectors;
-  hn::Vec<F> sum[R][V];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) sum[r][v] = hn::Zero(f);
-  const auto high = hn::Set(u, 0xffff0000u);
-  const int64_t n_pairs = n_in / 2;
-  for (int64_t k = 0; k < n_pairs; ++k) {
-    const uint32_t* row = w + k * kPanelRows;
-    for (int p = 0; p < P; ++p) hwy::Prefetch(row + p * panel_stride + kPrefetchWords);
-    hn::Vec<F> even[V], odd[V];
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v)
-      even[v] = hn::BitCast(f, hn::ShiftLeft<16>(hn::Load(u, row + v / kVectors * panel_stride + v % kVectors * kLanes)));
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const auto a = hn::Set(f, x[r][2 * k]);
-#pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sum[r][v] = hn::MulAdd(a, even[v], sum[r][v]);
-    }
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v)
-      odd[v] = hn::BitCast(f, hn::And(hn::Load(u, row + v / kVectors * panel_stride + v % kVectors * kLanes), high));
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const auto a = hn::Set(f, x[r][2 * k + 1]);
-#pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sum[r][v] = hn::MulAdd(a, odd[v], sum[r][v]);
+// Rows [first, first + n) of a job, prepared where the weight is INT4.
+struct Chunk {
+  int64_t first, n;
+  const float* x[kRowChunk];
+  float* tile;
+
+  Chunk(const LinearJob& job, int64_t begin) : first(begin), n(std::min(job.n - begin, kRowChunk)), tile(job.scratch) {
+    const Matrix& w = *job.weight;
+    const int64_t floats = w.scales ? int4_row_floats(w.n_in, w.group_size) : 0;
+    if (w.scales) n = std::min(n, std::max<int64_t>(1, kLinearScratch / floats));
+    for (int64_t r = 0; r < n; ++r) {
+      x[r] = job.x[first + r];
+      if (!w.scales) continue;
+      prepare_int4_row(x[r], w.n_in, w.group_size, tile);
+      x[r] = tile;
+      tile += floats;
     }
   }
-  if (n_in % 2) {
-    const uint32_t* row = w + n_pairs * kPanelRows;
-    for (int v = 0; v < V; ++v) {
-      const auto last =
-          hn::BitCast(f, hn::ShiftLeft<16>(hn::Load(u, row + v / kVectors * panel_stride + v % kVectors * kLanes)));
-      for (int r = 0; r < R; ++r) sum[r][v] = hn::MulAdd(hn::Set(f, x[r][n_in - 1]), last, sum[r][v]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) hn::StoreU(sum[r][v], f, out + r * P * kPanelRows + v * kLanes);
-}
-
-// The i-th nibble of each word as (nibble - 8), exact.
-template <int i, class VU>
-HWY_INLINE hn::Vec<F> nibble(VU words) {
-  const F f;
-  const I s;
-  return hn::ConvertTo(f, hn::ShiftRight<28>(hn::BitCast(s, hn::ShiftLeft<28 - 4 * i>(words))));
-}
-
-HWY_INLINE hn::Vec<F> scale_vector(const bf16* scales) {
-  const F f;
-  const hn::Rebind<uint16_t, F> h;
-  return hn::BitCast(f, hn::ShiftLeft<16>(hn::PromoteTo(U(), hn::LoadU(h, scales))));
-}
-
-template <int i, int R, int V>
-HWY_INLINE void add_nibbles(const float* const* x, int64_t k, const hn::Vec<U>* words, const hn::Vec<F>* scale,
-                            hn::Vec<F> (*sum)[V]) {
-  const F f;
-  hn::Vec<F> w[V];
-#pragma GCC unroll 16
-  for (int v = 0; v < V; ++v) w[v] = hn::Mul(nibble<i>(words[v]), scale[v]);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    const auto a = hn::Set(f, x[r][k + i]);
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) sum[r][v] = hn::MulAdd(a, w[v], sum[r][v]);
-  }
-}
-
-// Sums of R rows × P panels over INT4 inputs; the weight (nibble - 8) * scale is exact in fp32.
-template <int R, int P>
-HWY_INLINE void sum_int4(const float* const* x, const uint32_t* w, int64_t panel_stride, const bf16* scales,
-                         int64_t scale_stride, int64_t n_in, int64_t group, float* out) {
-  const F f;
-  const U u;
-  constexpr int V = P * kVectors;
-  hn::Vec<F> sum[R][V];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) sum[r][v] = hn::Zero(f);
-  for (int64_t g = 0; g * group < n_in; ++g) {
-    hn::Vec<F> scale[V];
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v)
-      scale[v] = scale_vector(scales + v / kVectors * scale_stride + g * kPanelRows + v % kVectors * kLanes);
-    for (int64_t k = g * group; k < (g + 1) * group; k += 8) {
-      hn::Vec<U> words[V];
-      for (int p = 0; p < P; ++p) hwy::Prefetch(w + p * panel_stride + k / 8 * kPanelRows + kPrefetchWords);
-#pragma GCC unroll 16
-      for (int v = 0; v < V; ++v)
-        words[v] = hn::Load(u, w + v / kVectors * panel_stride + k / 8 * kPanelRows + v % kVectors * kLanes);
-      add_nibbles<0, R, V>(x, k, words, scale, sum);
-      add_nibbles<1, R, V>(x, k, words, scale, sum);
-      add_nibbles<2, R, V>(x, k, words, scale, sum);
-      add_nibbles<3, R, V>(x, k, words, scale, sum);
-      add_nibbles<4, R, V>(x, k, words, scale, sum);
-      add_nibbles<5, R, V>(x, k, words, scale, sum);
-      add_nibbles<6, R, V>(x, k, words, scale, sum);
-      add_nibbles<7, R, V>(x, k, words, scale, sum);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) hn::StoreU(sum[r][v], f, out + r * P * kPanelRows + v * kLanes);
-}
-
-// Sums of R rows over one decoded panel [n_in][16].
-template <int R>
-HWY_INLINE void sum_f32(const float* const* x, const float* w, int64_t n_in, float* out) {
-  const F f;
-  constexpr int V = kVectors;
-  hn::Vec<F> sum[R][V];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) sum[r][v] = hn::Zero(f);
-  for (int64_t k = 0; k < n_in; ++k) {
-    hn::Vec<F> row[V];
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) row[v] = hn::Load(f, w + k * kPanelRows + v * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const auto a = hn::Set(f, x[r][k]);
-#pragma GCC unroll 16
-      for (int v = 0; v < V; ++v) sum[r][v] = hn::MulAdd(a, row[v], sum[r][v]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) hn::StoreU(sum[r][v], f, out + r * kPanelRows + v * kLanes);
-}
-
-template <int i>
-HWY_INLINE void decode_nibbles(hn::Vec<U> words, hn::Vec<F> scale, float* to) {
-  hn::Store(hn::Mul(nibble<i>(words), scale), F(), to + i * kPanelRows);
-}
-
-void decode_int4_panel(const uint32_t* w, const bf16* scales, int64_t n_in, int64_t group, float* panel) {
-  const U u;
-  for (int64_t k = 0; k < n_in; k += 8) {
-    for (int v = 0; v < kVectors; ++v) {
-      const auto scale = scale_vector(scales + k / group * kPanelRows + v * kLanes);
-      const auto words = hn::Load(u, w + k / 8 * kPanelRows + v * kLanes);
-      float* to = panel + k * kPanelRows + v * kLanes;
-      decode_nibbles<0>(words, scale, to);
-      decode_nibbles<1>(words, scale, to);
-      decode_nibbles<2>(words, scale, to);
-      decode_nibbles<3>(words, scale, to);
-      decode_nibbles<4>(words, scale, to);
-      decode_nibbles<5>(words, scale, to);
-      decode_nibbles<6>(words, scale, to);
-      decode_nibbles<7>(words, scale, to);
-    }
-  }
-}
-
-// One panel group of a weight, whatever its layout.
-struct Panels {
-  const uint32_t* words;
-  const bf16* scales;      // null: BF16
-  const float* decoded;    // not null: this panel in fp32
-  int64_t word_stride, scale_stride, n_in, group;
 };
-
-Panels panels_at(const Matrix& weight, int64_t panel) {
-  Panels p{};
-  p.n_in = weight.n_in;
-  p.group = weight.group_size;
-  if (weight.scales) {
-    p.word_stride = int4_panel_words(weight.n_in);
-    p.scale_stride = int4_panel_scales(weight.n_in, weight.group_size);
-    p.scales = static_cast<const bf16*>(weight.scales) + panel * p.scale_stride;
-  } else {
-    p.word_stride = bf16_panel_words(weight.n_in);
-  }
-  p.words = static_cast<const uint32_t*>(weight.data) + panel * p.word_stride;
-  return p;
-}
 
 template <int R, int P>
 HWY_INLINE void sum_block(const float* const* x, const Panels& p, float* out) {
-  if constexpr (P == 1) {
-    if (p.decoded) return sum_f32<R>(x, p.decoded, p.n_in, out);
+  if (p.scales) {
+    std::fill_n(out, R * P * kPanelRows, 0.0f);
+    if constexpr (R <= kMaxInt4Rows) sum_int4<R, P>(x, p, out);
+  } else {
+    sum_bf16<R, P>(x, p, out);
   }
-  if constexpr (R <= kMaxInt4Rows && P <= 2) {
-    if (p.scales) return sum_int4<R, P>(x, p.words, p.word_stride, p.scales, p.scale_stride, p.n_in, p.group, out);
-  }
-  sum_bf16<R, P>(x, p.words, p.word_stride, p.n_in, out);
 }
 
-// out [rows][n_panels * 16]
-template <int P>
+// out [rows][16]
 void sum_rows(const float* const* x, int rows, const Panels& p, float* out) {
   switch (rows) {
-    case 1: return sum_block<1, P>(x, p, out);
-    case 2:
-      if constexpr (P <= 2) return sum_block<2, P>(x, p, out);
-      break;
-    case 3:
-      if constexpr (P == 1) return sum_block<3, P>(x, p, out);
-      break;
-    case 4:
-      if constexpr (P == 1) return sum_block<4, P>(x, p, out);
-      break;
-    case 5:
-      if constexpr (P == 1) return sum_block<5, P>(x, p, out);
-      break;
-    case 6:
-      if constexpr (P == 1) return sum_block<6, P>(x, p, out);
-      break;
+    case 1: return sum_block<1, 1>(x, p, out);
+    case 2: return sum_block<2, 1>(x, p, out);
+    case 3: return sum_block<3, 1>(x, p, out);
+    case 4: return sum_block<4, 1>(x, p, out);
+    case 5: return sum_block<5, 1>(x, p, out);
+    default: return sum_block<6, 1>(x, p, out);
   }
 }
 
-// Calls use(first row, rows, sums [rows][16]) for every block of rows of panel `panel`, or of several panels at once when
-// there are few rows: use gets one panel at a time either way. Returns how many panels were done.
-template <class Use>
-int64_t for_each_block(const LinearJob& job, int64_t panel, int64_t panel_end, const Use& use) {
-  Panels p = panels_at(*job.weight, panel);
-  HWY_ALIGN float sums[kMaxRows * 4 * kPanelRows];
-  const float* x[kMaxRows];
-  if (job.n <= 2) {
-    for (int r = 0; r < job.n; ++r) x[r] = job.x[r];
-    const int rows = static_cast<int>(job.n);
-    int64_t n = std::min<int64_t>(panel_end - panel, (p.scales || rows > 1) ? 2 : 4);
-    if (n == 3) n = 2;
-    if (n == 4) sum_rows<4>(x, rows, p, sums);
-    else if (n == 2) sum_rows<2>(x, rows, p, sums);
-    else sum_rows<1>(x, rows, p, sums);
-    for (int64_t i = 0; i < n; ++i)
-      for (int r = 0; r < rows; ++r) use(panel + i, r, 1, sums + (r * n + i) * kPanelRows);
-    return n;
+void sum_tile_rows(const float* const* x, int rows, const Panels& p, int64_t g, const float* tile, float* out) {
+  switch (rows) {
+    case 1: return sum_tile<1>(x, p, g, tile, out);
+    case 2: return sum_tile<2>(x, p, g, tile, out);
+    case 3: return sum_tile<3>(x, p, g, tile, out);
+    case 4: return sum_tile<4>(x, p, g, tile, out);
+    case 5: return sum_tile<5>(x, p, g, tile, out);
+    default: return sum_tile<6>(x, p, g, tile, out);
   }
-  if (p.scales && job.n >= kDequantRows) {
-    decode_int4_panel(p.words, p.scales, p.n_in, p.group, job.panel);
-    p.decoded = job.panel;
-  }
-  const int64_t most = p.decoded ? kMaxRows : p.scales ? kMaxInt4Rows : kMaxBf16Rows;
-  int64_t blocks = (job.n + most - 1) / most;
-  for (int64_t first = 0; blocks > 0; --blocks) {
-    const int rows = static_cast<int>((job.n - first + blocks - 1) / blocks);   // even blocks: 8 is 4 + 4, not 6 + 2
-    for (int r = 0; r < rows; ++r) x[r] = job.x[first + r];
-    sum_rows<1>(x, rows, p, sums);
-    use(panel, first, rows, sums);
+}
+
+// f(first, rows) for blocks of at most `most` rows, as even as can be: 8 is 4 + 4, not 6 + 2.
+template <class G>
+HWY_INLINE void for_each_block(int64_t n, int64_t most, const G& f) {
+  int64_t first = 0;
+  for (int64_t blocks = (n + most - 1) / most; blocks > 0; --blocks) {
+    const int64_t rows = (n - first + blocks - 1) / blocks;
+    f(first, static_cast<int>(rows));
     first += rows;
+  }
+}
+
+constexpr int64_t kSums = std::max<int64_t>(kRowChunk, kSingleRowPanels) * kPanelRows;
+
+// A chunk's sums over the panel, or over some of the `most` panels from there when there are few rows: sums is
+// [panels][rows][16]. Returns how many panels were done, an even number or 1.
+int64_t sum_panels(const Matrix& weight, const Chunk& chunk, int64_t panel, int64_t most, float* sums) {
+  const Panels p(weight, panel);
+  const int rows = static_cast<int>(chunk.n);
+  if (rows == 1 && most >= kSingleRowPanels) {
+    sum_block<1, kSingleRowPanels>(chunk.x, p, sums);
+    return kSingleRowPanels;
+  }
+  if (rows <= 2 && most >= 2) {
+    if (rows == 1) sum_block<1, 2>(chunk.x, p, sums);
+    else sum_block<2, 2>(chunk.x, p, sums);
+    return 2;
+  }
+  if (p.scales && rows > kMaxInt4Rows) {
+    std::fill_n(sums, rows * kPanelRows, 0.0f);
+    for (int64_t g = 0; g * p.group < p.n_in; ++g) {
+      decode_int4_tile(p, g, chunk.tile);
+      for_each_block(rows, kMaxTileRows, [&](int64_t first, int n) {
+        sum_tile_rows(chunk.x + first, n, p, g, chunk.tile, sums + first * kPanelRows);
+      });
+    }
+  } else {
+    for_each_block(rows, p.scales ? kMaxInt4Rows : kMaxBf16Rows, [&](int64_t first, int n) {
+      sum_rows(chunk.x + first, n, p, sums + first * kPanelRows);
+    });
   }
   return 1;
 }
@@ -293,54 +120,64 @@ int64_t for_each_block(const LinearJob& job, int64_t panel, int64_t panel_end, c
 void linear_panels_impl(const LinearJob& job) {
   const F f;
   const int64_t n_out = job.weight->n_out;
-  const auto store = [&](int64_t panel, int64_t first, int rows, const float* sums) {
+  HWY_ALIGN float sums[kSums];
+  const auto store = [&](const Chunk& chunk, int64_t panel, const float* from) HWY_ATTR {
     const int64_t column = panel * kPanelRows;
     const int64_t valid = std::min(kPanelRows, n_out - column);
-    for (int r = 0; r < rows; ++r, sums += kPanelRows) {
-      float* out = job.out[first + r] + column;
+    for (int64_t r = 0; r < chunk.n; ++r, from += kPanelRows) {
+      float* out = job.out[chunk.first + r] + column;
       if (valid == kPanelRows) {
         for (int v = 0; v < kVectors; ++v) {
-          auto y = hn::LoadU(f, sums + v * kLanes);
+          auto y = hn::Load(f, from + v * kLanes);
           if (job.accumulate) y = hn::Add(hn::LoadU(f, out + v * kLanes), y);
           hn::StoreU(y, f, out + v * kLanes);
         }
       } else {
-        for (int64_t c = 0; c < valid; ++c) out[c] = job.accumulate ? out[c] + sums[c] : sums[c];
+        for (int64_t c = 0; c < valid; ++c) out[c] = job.accumulate ? out[c] + from[c] : from[c];
       }
     }
   };
-  for (int64_t panel = job.panel_begin; panel < job.panel_end;) panel += for_each_block(job, panel, job.panel_end, store);
+  for (int64_t first = 0; first < job.n;) {
+    const Chunk chunk(job, first);
+    first += chunk.n;
+    for (int64_t panel = job.panel_begin; panel < job.panel_end;) {
+      const int64_t done = sum_panels(*job.weight, chunk, panel, job.panel_end - panel, sums);
+      for (int64_t i = 0; i < done; ++i) store(chunk, panel + i, sums + i * chunk.n * kPanelRows);
+      panel += done;
+    }
+  }
 }
 
 void gated_panels_impl(const LinearJob& job, int64_t width) {
   const F f;
-  const int64_t up_offset = n_panels(width);
   const auto one = hn::Set(f, 1.0f);
-  // The gate's sums wait in the output; the panel of `up` with the same columns follows at once, on the same thread.
-  const auto keep_gate = [&](int64_t panel, int64_t first, int rows, const float* sums) {
-    const int64_t column = panel * kPanelRows, valid = std::min(kPanelRows, width - column);
-    for (int r = 0; r < rows; ++r) std::copy_n(sums + r * kPanelRows, valid, job.out[first + r] + column);
-  };
-  const auto finish = [&](int64_t panel, int64_t first, int rows, const float* sums) {
-    const int64_t column = (panel - up_offset) * kPanelRows, valid = std::min(kPanelRows, width - column);
-    HWY_ALIGN float gate[kPanelRows] = {};
-    for (int r = 0; r < rows; ++r) {
-      float* out = job.out[first + r] + column;
-      std::copy_n(out, valid, gate);
+  HWY_ALIGN float sums[2 * kSums];
+  const auto store = [&](const Chunk& chunk, int64_t pair, const float* gate, const float* up) HWY_ATTR {
+    const int64_t column = pair * kPanelRows, valid = std::min(kPanelRows, width - column);
+    HWY_ALIGN float result[kPanelRows];
+    for (int64_t r = 0; r < chunk.n; ++r) {
       for (int v = 0; v < kVectors; ++v) {
-        const auto g = hn::Load(f, gate + v * kLanes);
-        const auto up = hn::LoadU(f, sums + r * kPanelRows + v * kLanes);
+        const int64_t at = r * kPanelRows + v * kLanes;
+        const auto g = hn::Load(f, gate + at);
         const auto silu = hn::Div(g, hn::Add(one, hn::Exp(f, hn::Neg(g))));
-        hn::Store(hn::Mul(silu, up), f, gate + v * kLanes);
+        hn::Store(hn::Mul(silu, hn::Load(f, up + at)), f, result + v * kLanes);
       }
-      std::copy_n(gate, valid, out);
+      std::copy_n(result, valid, job.out[chunk.first + r] + column);
     }
   };
-  for (int64_t panel = job.panel_begin; panel < job.panel_end;) {
-    const int64_t done = for_each_block(job, panel, job.panel_end, keep_gate);
-    for (int64_t up = panel; up < panel + done;)
-      up += for_each_block(job, up + up_offset, panel + done + up_offset, finish);
-    panel += done;
+  for (int64_t first = 0; first < job.n;) {
+    const Chunk chunk(job, first);
+    first += chunk.n;
+    for (int64_t panel = 2 * job.panel_begin; panel < 2 * job.panel_end;) {
+      int64_t done = 0;
+      do {   // a gate and its up at least
+        done += sum_panels(*job.weight, chunk, panel + done, 2 * job.panel_end - panel - done,
+                           sums + done * chunk.n * kPanelRows);
+      } while (done < 2);
+      for (int64_t i = 0; i < done; i += 2)
+        store(chunk, (panel + i) / 2, sums + i * chunk.n * kPanelRows, sums + (i + 1) * chunk.n * kPanelRows);
+      panel += done;
+    }
   }
 }
 

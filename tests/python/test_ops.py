@@ -131,16 +131,17 @@ def test_linear_int4(backends, n_out, n_in, group):
     assert_close(got, x.astype(np.float64) @ values.T, product_bound(x.astype(np.float64), values))
 
 
-def test_int4_is_bf16_of_the_same_values(backends):
-  """(nibble - 8) * scale is exact: weights that BF16 holds too give the same bits, so no value was rounded."""
+def test_int4_weights_are_exact(backends):
+  """Inputs with few bits make every product and sum exact: all nibbles at all places of a word, times their scales."""
   rng = np.random.default_rng(0)
-  (packed, _), _ = int4_matrix(rng, 20, 64, 32)
+  values = np.stack([np.roll(np.arange(64) % 16 - 8, i) for i in range(20)])
   scale = np.full((20, 2), 0x3D80, np.uint16)     # 1/16
-  bits = numbers.float_to_bf16(numbers.dequantise(packed, scale, 32))
-  for n in (1, 2, 4, 8, 30):
-    x = rng.standard_normal((n, 64)).astype(np.float32)
-    assert same_bits(backends[1].linear(x, backends[1].int4(packed, scale), 20),
-                     backends[1].linear(x, backends[1].matrix(bits), 20))
+  scale[::3] = 0x4110                             # 9
+  weight = numbers.dequantise(numbers.pack_int4(values), scale, 32).astype(np.float64)
+  for n in (1, 2, 4, 8, 30, 70):
+    x = rng.integers(-100, 100, (n, 64)).astype(np.float32)
+    got = backends[1].linear(x, backends[1].int4(numbers.pack_int4(values), scale), 20)
+    assert same_bits(got, (x.astype(np.float64) @ weight.T).astype(np.float32))
 
 
 @pytest.mark.parametrize("hidden,width", [(1, 1), (8, 17), (24, 16), (33, 40), (64, 96), (100, 15)])
