@@ -89,8 +89,10 @@ void Controller::observe(const DecodeResult& result) {
     ++habit_.since_draft;
     return;
   }
-  // A draft that showed no gain makes the next probe rarer, one that did brings it soon.
-  habit_.probe_after = habit_.last_value > 0 ? kFirstProbe : std::min(kLastProbe, 2 * habit_.probe_after);
+  // A draft that showed no gain makes the next probe rarer, one that did brings it sooner: probes are frequent where most of
+  // them gain.
+  habit_.probe_after = habit_.last_value > 0 ? std::max(kFirstProbe, habit_.probe_after / 2)
+                                             : std::min(kLastProbe, 2 * habit_.probe_after);
   habit_.since_draft = 0;
 }
 
