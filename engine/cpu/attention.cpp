@@ -19,15 +19,16 @@ struct RowRange {
   int64_t begin, end;
 };
 
-// The next run of rows of one stream, at most kRowBlock.
-RowRange next_block(const Rows& rows, int64_t begin) {
-  int64_t end = begin + 1;
-  while (end < rows.n && end - begin < kRowBlock && rows.stream[end] == rows.stream[begin]) ++end;
-  return {begin, end};
+// The next run of rows of one stream, up to `end`.
+RowRange next_run(const Rows& rows, int64_t begin, int64_t end) {
+  int64_t at = begin + 1;
+  while (at < end && rows.stream[at] == rows.stream[begin]) ++at;
+  return {begin, at};
 }
 
-// One thread's working memory for a block of rows × a group of heads.
+// One thread's working memory for a block of rows, of any streams, × a group of heads.
 struct Block {
+  int64_t begin;   // its first row
   float* q;        // [rows][heads][key_dims] the absorbed query and its rotated part
   float* o;        // [rows][heads][value_dims]
   float* s;        // [rows][heads][64]
@@ -73,7 +74,7 @@ class TileFold {
       if (seen.in_page < seen.n) score_ancestors(row, first, seen);
       std::array<int64_t, kHeadGroup> lo{}, hi;
       hi.fill(seen.n);
-      const int64_t at = (row - range_.begin) * heads_;
+      const int64_t at = (row - block_.begin) * heads_;
       attention_softmax(s(row), heads_, lo.data(), hi.data(), layout_.value_dims, {block_.m + at, block_.l + at, o(row)});
     }
     std::array<const float*, kPageTokens> values;
@@ -91,9 +92,9 @@ class TileFold {
   }
 
  private:
-  float* q(int64_t row) const { return block_.q + (row - range_.begin) * heads_ * layout_.key_dims; }
-  float* o(int64_t row) const { return block_.o + (row - range_.begin) * heads_ * layout_.value_dims; }
-  float* s(int64_t row) const { return block_.s + (row - range_.begin) * heads_ * kPageTokens; }
+  float* q(int64_t row) const { return block_.q + (row - block_.begin) * heads_ * layout_.key_dims; }
+  float* o(int64_t row) const { return block_.o + (row - block_.begin) * heads_ * layout_.value_dims; }
+  float* s(int64_t row) const { return block_.s + (row - block_.begin) * heads_ * kPageTokens; }
 
   // f(t, scratch row) for the ancestors in slots in_page + t of the tile.
   template <class G>
@@ -122,6 +123,125 @@ class TileFold {
   RowRange range_;
   int64_t heads_;
 };
+
+// Attention of a block of rows for some groups of heads, in a thread's scratch memory.
+class BlockAttention {
+ public:
+  BlockAttention(const MlaAttentionArgs& args, const LatentLayout& layout, float* scratch)
+      : args_(args), layout_(layout), head_dim_(args.nope + args.rope.dim) {
+    const auto take = [&scratch](int64_t count) {
+      float* taken = scratch;
+      scratch += round_up(count, 16);
+      return taken;
+    };
+    shared_.side = take(layout.key_dims * kPageTokens);
+    shared_.s = take(kRowBlock * kHeadGroup * kPageTokens);
+    shared_.side_s = take(kHeadGroup * kPageTokens);
+    groups_ = take(0);
+  }
+
+  int64_t groups_at_once(int64_t n_groups) const {
+    constexpr int64_t kFloats = (20 << 20) / sizeof(float);   // of a thread's kScratchBytes; the rest is above
+    return std::clamp<int64_t>(kFloats / group_floats(), 1, n_groups);
+  }
+
+  void begin(RowRange block, int64_t first_group, int64_t n_groups) {
+    rows_ = block;
+    first_group_ = first_group;
+    panel_ = groups_ + n_groups * group_floats();
+  }
+
+  // The queries of group g: through W_UK, and rotated.
+  void absorb(int64_t g) const {
+    const Block block = group(g);
+    const int64_t n = rows_.end - rows_.begin, heads = n_heads(g), row_q = heads * layout_.key_dims;
+    const int64_t q_stride = args_.n_heads * head_dim_;
+    for (int64_t h = 0; h < heads; ++h) {
+      const float* q = static_cast<const float*>(args_.q) + rows_.begin * q_stride + (first_head(g) + h) * head_dim_;
+      const Matrix& w_uk = args_.w_uk[first_head(g) + h];
+      linear_panels({{q, q_stride}, n, &w_uk, 0, n_panels(w_uk.n_out), {block.q + h * layout_.key_dims, row_q}, false,
+                     panel_});
+      for (int64_t i = 0; i < n; ++i) {
+        float* rotated = block.q + i * row_q + h * layout_.key_dims + args_.kv_lora;
+        std::copy_n(q + i * q_stride + args_.nope, layout_.rope, rotated);
+        rotate_interleaved(rotated, args_.rope, args_.rows.position[rows_.begin + i]);
+      }
+    }
+    std::fill_n(block.o, n * heads * layout_.value_dims, 0.0f);
+    std::fill_n(block.m, n * heads, -std::numeric_limits<float>::infinity());
+    std::fill_n(block.l, n * heads, 0.0f);
+  }
+
+  // One stream's rows over all tiles they see.
+  void fold(RowRange run, int64_t g) const {
+    int64_t last = 0;
+    for (int64_t row = run.begin; row < run.end; ++row) last = std::max<int64_t>(last, args_.rows.position[row]);
+    const Block block = group(g);
+    TileFold tiles(args_, layout_, block, run, n_heads(g));
+    for (int64_t tile = 0; tile * kPageTokens <= last; ++tile) tiles.fold(tile);
+  }
+
+  // Divided by the sums, through W_UV, to the output.
+  void project(int64_t g) const {
+    const Block block = group(g);
+    const int64_t n = rows_.end - rows_.begin, heads = n_heads(g), row_o = heads * layout_.value_dims;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t h = 0; h < heads; ++h) {
+        float* o = block.o + i * row_o + h * layout_.value_dims;
+        const float sum = block.l[i * heads + h];
+        for (int64_t d = 0; d < args_.kv_lora; ++d) o[d] /= sum;
+      }
+    const int64_t out_stride = args_.n_heads * args_.v_head;
+    for (int64_t h = 0; h < heads; ++h) {
+      const Matrix& w_uv = args_.w_uv[first_head(g) + h];
+      float* out = static_cast<float*>(args_.out) + rows_.begin * out_stride + (first_head(g) + h) * args_.v_head;
+      linear_panels({{block.o + h * layout_.value_dims, row_o}, n, &w_uv, 0, n_panels(w_uv.n_out), {out, out_stride},
+                     false, panel_});
+    }
+  }
+
+ private:
+  static constexpr int64_t kQueries = kRowBlock * kHeadGroup;
+
+  int64_t group_floats() const { return kQueries * (layout_.key_dims + layout_.value_dims + 2); }
+  int64_t first_head(int64_t g) const { return (first_group_ + g) * kHeadGroup; }
+  int64_t n_heads(int64_t g) const { return std::min(kHeadGroup, args_.n_heads - first_head(g)); }
+  // Scores are shared by the groups, which are folded one after the other.
+  Block group(int64_t g) const {
+    Block block = shared_;
+    block.begin = rows_.begin;
+    block.o = groups_ + g * group_floats();
+    block.m = block.o + kQueries * layout_.value_dims;
+    block.l = block.m + kQueries;
+    block.q = block.l + kQueries;
+    return block;
+  }
+
+  const MlaAttentionArgs& args_;
+  const LatentLayout& layout_;
+  int64_t head_dim_;
+  Block shared_{};
+  RowRange rows_{0, 0};
+  int64_t first_group_ = 0;
+  float* groups_;
+  float* panel_ = nullptr;
+};
+
+// Part `part` of `parts` of the rows, each with about as many keys to read.
+RowRange share_rows(const Rows& rows, int64_t parts, int64_t part) {
+  const auto cost = [&](int64_t row) { return int64_t{rows.position[row]} + kPageTokens; };
+  int64_t total = 0;
+  for (int64_t row = 0; row < rows.n; ++row) total += cost(row);
+  RowRange range{0, 0};
+  int64_t sum = 0;
+  for (int64_t row = 0; row < rows.n; ++row) {
+    const int64_t of = sum * parts / total;   // the part that the row's first key falls into
+    sum += cost(row);
+    if (of < part) range.begin = row + 1;
+    if (of <= part) range.end = row + 1;
+  }
+  return range;
+}
 
 }  // namespace
 
@@ -153,65 +273,30 @@ void CpuOps::latent_write(const LatentWriteArgs& args) {
 
 void CpuOps::mla_attention(const MlaAttentionArgs& args) {
   const Rows& rows = args.rows;
+  if (rows.n == 0) return;
   const LatentLayout layout(args.kv_lora, args.rope.dim);
-  const int64_t head_dim = args.nope + args.rope.dim, q_stride = args.n_heads * head_dim;
   const int64_t n_groups = (args.n_heads + kHeadGroup - 1) / kHeadGroup;
+  // Threads share out rows first, so that a stream's keys go to one thread, and heads when there are fewer rows.
+  const int64_t row_parts = std::min<int64_t>(pool_.size(), rows.n);
+  const int64_t group_parts = std::min(pool_.size() / row_parts, n_groups);
   pool_.run([&](int t) {
-    float* at = scratch(t);
-    const auto take = [&at](int64_t count) {
-      float* taken = at;
-      at += round_up(count, 16);
-      return taken;
-    };
-    Block block;
-    block.q = take(kRowBlock * kHeadGroup * layout.key_dims);
-    block.o = take(kRowBlock * kHeadGroup * layout.value_dims);
-    block.side = take(layout.key_dims * kPageTokens);
-    block.s = take(kRowBlock * kHeadGroup * kPageTokens);
-    block.side_s = take(kHeadGroup * kPageTokens);
-    block.m = take(kRowBlock * kHeadGroup);
-    block.l = take(kRowBlock * kHeadGroup);
-    float* panel = take(0);
-
-    int64_t unit = 0;
-    for (RowRange range{0, 0}; range.end < rows.n;) {
-      range = next_block(rows, range.end);
-      const int64_t n = range.end - range.begin;
-      for (int64_t group = 0; group < n_groups; ++group, ++unit) {
-        if (unit % pool_.size() != t) continue;
-        const int64_t first_head = group * kHeadGroup, heads = std::min(kHeadGroup, args.n_heads - first_head);
-        const int64_t row_q = heads * layout.key_dims, row_o = heads * layout.value_dims;
-        for (int64_t h = 0; h < heads; ++h) {
-          float* q = static_cast<float*>(args.q) + range.begin * q_stride + (first_head + h) * head_dim;
-          const Matrix& w_uk = args.w_uk[first_head + h];
-          linear_panels({{q, q_stride}, n, &w_uk, 0, n_panels(w_uk.n_out), {block.q + h * layout.key_dims, row_q}, false,
-                         panel});
-          for (int64_t i = 0; i < n; ++i) {
-            float* rotated = block.q + i * row_q + h * layout.key_dims + args.kv_lora;
-            std::copy_n(q + i * q_stride + args.nope, layout.rope, rotated);
-            rotate_interleaved(rotated, args.rope, rows.position[range.begin + i]);
-          }
+    const int64_t row_part = t % row_parts, group_part = t / row_parts;
+    if (group_part >= group_parts) return;
+    const RowRange mine = share_rows(rows, row_parts, row_part);
+    BlockAttention attention(args, layout, scratch(t));
+    const int64_t at_once = attention.groups_at_once(n_groups);
+    const int64_t groups_begin = n_groups * group_part / group_parts, groups_end = n_groups * (group_part + 1) / group_parts;
+    for (int64_t begin = mine.begin; begin < mine.end; begin += kRowBlock) {
+      const RowRange block{begin, std::min(begin + kRowBlock, mine.end)};
+      for (int64_t first = groups_begin; first < groups_end; first += at_once) {
+        const int64_t n = std::min(at_once, groups_end - first);
+        attention.begin(block, first, n);
+        for (int64_t g = 0; g < n; ++g) attention.absorb(g);
+        for (RowRange run{begin, begin}; run.end < block.end;) {
+          run = next_run(rows, run.end, block.end);
+          for (int64_t g = 0; g < n; ++g) attention.fold(run, g);
         }
-        std::fill_n(block.o, n * row_o, 0.0f);
-        std::fill_n(block.m, n * heads, -std::numeric_limits<float>::infinity());
-        std::fill_n(block.l, n * heads, 0.0f);
-        int64_t last = 0;
-        for (int64_t i = range.begin; i < range.end; ++i) last = std::max<int64_t>(last, rows.position[i]);
-        TileFold tiles(args, layout, block, range, heads);
-        for (int64_t tile = 0; tile * kPageTokens <= last; ++tile) tiles.fold(tile);
-        for (int64_t i = 0; i < n; ++i)
-          for (int64_t h = 0; h < heads; ++h) {
-            float* o = block.o + i * row_o + h * layout.value_dims;
-            const float sum = block.l[i * heads + h];
-            for (int64_t d = 0; d < args.kv_lora; ++d) o[d] /= sum;
-          }
-        for (int64_t h = 0; h < heads; ++h) {
-          const Matrix& w_uv = args.w_uv[first_head + h];
-          const int64_t out_stride = args.n_heads * args.v_head;
-          float* out = static_cast<float*>(args.out) + range.begin * out_stride + (first_head + h) * args.v_head;
-          linear_panels({{block.o + h * layout.value_dims, row_o}, n, &w_uv, 0, n_panels(w_uv.n_out), {out, out_stride},
-                         false, panel});
-        }
+        for (int64_t g = 0; g < n; ++g) attention.project(g);
       }
     }
   });

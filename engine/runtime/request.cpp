@@ -16,7 +16,7 @@ namespace {
 
 // Waking the reader takes a CPU from the decode threads: rounds shorter than this share a wake-up, which the next round,
 // a longer pass or the end brings at the latest. Nobody reads faster.
-constexpr auto kSignalInterval = std::chrono::milliseconds(5);
+constexpr auto kAnnounceInterval = std::chrono::milliseconds(5);
 
 }  // namespace
 
@@ -38,9 +38,9 @@ bool Request::full() const {
   return events_.size() >= kMaxEvents;
 }
 
-void Request::signal() {
-  unsignalled_ = false;
-  last_signal_ = Clock::now();
+void Request::announce() {
+  unannounced_ = false;
+  last_announced_ = Clock::now();
   ready_.notify_one();
   if (descriptor_ < 0 || readable_) return;
   const uint64_t one = 1;
@@ -51,13 +51,13 @@ void Request::push(std::vector<Event>& events) {
   std::lock_guard lock(mutex_);
   for (Event& event : events) events_.push_back(std::move(event));
   events.clear();
-  unsignalled_ = true;
-  if (Clock::now() - last_signal_ >= kSignalInterval) signal();
+  unannounced_ = true;
+  if (Clock::now() - last_announced_ >= kAnnounceInterval) announce();
 }
 
 void Request::wake() {
   std::lock_guard lock(mutex_);
-  if (unsignalled_) signal();
+  if (unannounced_) announce();
 }
 
 void Request::update(const Result& result) {
@@ -75,7 +75,7 @@ void Request::finish(const Result& result, std::string text) {
   last.text = std::move(text);
   events_.push_back(std::move(last));
   done_ = true;
-  signal();
+  announce();
 }
 
 const std::vector<Event>& Request::next(size_t most, int32_t timeout_ms) {
@@ -90,7 +90,7 @@ const std::vector<Event>& Request::next(size_t most, int32_t timeout_ms) {
   for (; !events_.empty() && handed_out_.size() < most; events_.pop_front())
     handed_out_.push_back(std::move(events_.front()));
   if (events_.empty() && !done_) {
-    unsignalled_ = false;
+    unannounced_ = false;
     uint64_t count = 0;
     if (readable_) readable_ = read(descriptor_, &count, sizeof count) != sizeof count;
   }
@@ -109,7 +109,7 @@ int Request::descriptor() {
   if (descriptor_ < 0) {
     descriptor_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (descriptor_ < 0) fail(Status::io, "eventfd", std::strerror(errno), "a file descriptor to spare");
-    if (!events_.empty() || done_) signal();
+    if (!events_.empty() || done_) announce();
   }
   return descriptor_;
 }

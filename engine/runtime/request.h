@@ -105,7 +105,7 @@ class Request {
   int descriptor();
 
  private:
-  void signal();                                     // under mutex_
+  void announce();                                     // under mutex_
 
   const RequestSettings settings_;
   const uint64_t serial_;
@@ -114,8 +114,8 @@ class Request {
   mutable std::mutex mutex_;
   std::condition_variable ready_;
   std::deque<Event> events_;
-  Clock::time_point last_signal_{};
-  bool unsignalled_ = false;     // events came after the last signal
+  Clock::time_point last_announced_{};
+  bool unannounced_ = false;     // events came after the last announcement
   int descriptor_ = -1;          // an eventfd, once asked for
   bool readable_ = false;        // its state
   bool done_ = false;            // FINISHED was pushed
