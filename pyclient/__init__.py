@@ -15,21 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from ._errors import (BadCheckpoint, Cancelled, ContextLength, EngineFailed, InternalError, InvalidArgument,
-                        KdtreeError, OutOfMemory, ReadFailed, SessionClosed, Unsupported)
-  from .result import Result, Token
-  from .session import GenerateOptions, Session
+                        KdtreeError, OutOfMemory, QueueFull, ReadFailed, SessionClosed, ShuttingDown, Unsupported)
+  from .async_stream import AsyncStream
+  from .chat import ChatReply, Part, ReplyReader, ToolCall
+  from .options import GenerateOptions, SamplingOptions
+  from .result import Health, Result, Token
+  from .session import Session
   from .stream import Stream
 
 _HOMES = {
-  "Session": "session", "GenerateOptions": "session", "Stream": "stream", "Result": "result", "Token": "result",
-  "KdtreeError": "_errors", "InvalidArgument": "_errors", "BadCheckpoint": "_errors", "ReadFailed": "_errors",
-  "ContextLength": "_errors", "Unsupported": "_errors", "Cancelled": "_errors", "OutOfMemory": "_errors",
-  "EngineFailed": "_errors", "InternalError": "_errors", "SessionClosed": "_errors",
+  "Session": "session", "GenerateOptions": "options", "SamplingOptions": "options", "Stream": "stream",
+  "AsyncStream": "async_stream", "Result": "result", "Token": "result", "Health": "result", "ChatReply": "chat",
+  "Part": "chat", "ReplyReader": "chat", "ToolCall": "chat", "KdtreeError": "_errors", "InvalidArgument": "_errors",
+  "BadCheckpoint": "_errors", "ReadFailed": "_errors", "ContextLength": "_errors", "Unsupported": "_errors",
+  "Cancelled": "_errors", "OutOfMemory": "_errors", "EngineFailed": "_errors", "InternalError": "_errors",
+  "QueueFull": "_errors", "ShuttingDown": "_errors", "SessionClosed": "_errors",
 }
 
 __all__ = [
-  "BadCheckpoint", "Cancelled", "ContextLength", "EngineFailed", "GenerateOptions", "InternalError", "InvalidArgument",
-  "KdtreeError", "OutOfMemory", "ReadFailed", "Result", "Session", "SessionClosed", "Stream", "Token", "Unsupported",
+  "AsyncStream", "BadCheckpoint", "Cancelled", "ChatReply", "ContextLength", "EngineFailed", "GenerateOptions",
+  "Health", "InternalError", "InvalidArgument", "KdtreeError", "OutOfMemory", "Part", "QueueFull", "ReadFailed", "ReplyReader",
+  "Result", "SamplingOptions", "Session", "SessionClosed", "ShuttingDown", "Stream", "Token", "ToolCall", "Unsupported",
 ]
 
 

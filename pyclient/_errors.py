@@ -39,6 +39,14 @@ class EngineFailed(KdtreeError):
   """The engine hit an error of its own and takes no more requests."""
 
 
+class QueueFull(KdtreeError):
+  """As many requests wait as may (`Session(max_waiting=...)`); try again later."""
+
+
+class ShuttingDown(KdtreeError):
+  """The session drains: it finishes what it has and takes nothing new."""
+
+
 class InternalError(KdtreeError):
   """A fault of the library itself."""
 
@@ -58,4 +66,6 @@ BY_STATUS_NAME: dict[str, type[KdtreeError]] = {
   "KDT_ERR_CANCELLED": Cancelled,
   "KDT_ERR_ENGINE_FAILED": EngineFailed,
   "KDT_ERR_INTERNAL": InternalError,
+  "KDT_ERR_QUEUE_FULL": QueueFull,
+  "KDT_ERR_SHUTTING_DOWN": ShuttingDown,
 }

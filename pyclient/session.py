@@ -2,104 +2,70 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import threading
+import secrets
+import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
 from . import _ffi
-from ._errors import InvalidArgument, SessionClosed
-from .result import Result
-from .stream import Stream
+from ._engine import Engine
+from ._errors import InvalidArgument
+from ._generation import Generation
+from .async_stream import AsyncStream, finish_concurrently
+from .chat import ChatReply, ReplyReader
+from .options import GenerateOptions, SamplingOptions, milliseconds, n_choices, request_options
+from .result import Health, Result
+from .stream import Stream, finish_together
 
-Speculate = Literal["auto", "off", "chain", "tree"]
-Ranking = Literal["auto", "plain", "noise"]
+FigureKind = Literal["counter", "gauge", "histogram"]
 
-
-class GenerateOptions(TypedDict, total=False):
-  """The keyword arguments that `Session.generate` and `Session.stream` share; `generate` describes them."""
-
-  max_tokens: int
-  temperature: float
-  top_p: float
-  top_k: int
-  min_p: float
-  seed: int | None
-  speculate: Speculate
-  budget: int | None
-  spine: bool
-  ignore_eos: bool
-  ranking: Ranking
-  chat: bool
-  thinking: bool | None
-
-
-class _Engine:
-  """A kdt_engine that is destroyed once no call of another thread is inside it. Thread-safe."""
-
-  def __init__(self, api: _ffi.Api, handle: Any) -> None:
-    self._api = api
-    self._handle = handle
-    self._changed = threading.Condition()
-    self._calls = 0
-    self._closed = False
-    self._destroyed = False
-
-  @contextlib.contextmanager
-  def use(self) -> Iterator[Any]:
-    with self._changed:
-      if self._closed:
-        raise SessionClosed("session: closed: expected an open one")
-      self._calls += 1
-    try:
-      yield self._handle
-    finally:
-      with self._changed:
-        self._calls -= 1
-        self._changed.notify_all()
-
-  def close(self) -> None:
-    with self._changed:
-      self._closed = True
-      self._changed.wait_for(lambda: self._calls == 0)
-      if not self._destroyed:
-        self._destroyed = True
-        self._api.lib.kdt_engine_destroy(self._handle)
+# How long one wait for a drain lasts at most: Python delivers Ctrl-C between two of them.
+_WAIT_SLICE_MS = 100
 
 
 class Session:
-  """A model loaded for generation. Every method may be called from several threads at once.
+  """A model loaded for generation. Every method may be called from several threads at once, and generations of several
+  threads or tasks run together; none changes any bit of another's output.
 
   model: a checkpoint directory in Kimi's Hugging Face format; None: the bundled model with its drafter.
   draft: the directory of a DFlash drafter that fits it; None: none (for the bundled model: its own).
-  threads: compute threads, 0 for every CPU this process may run on. Changes no bit of the output.
+  threads: compute threads, 0 for every CPU this process may run on.
   max_context: tokens of prompt + output of one request, 0 for the model's own limit.
-  prefill_chunk: prompt tokens per round, 0 for the default. Changes no bit of the output.
+  prefill_chunk: prompt tokens per round, 0 for the default.
   max_budget: the largest draft tree (in nodes) that may be asked for, 0 for the default.
+  max_streams: generations that run together, up to 64; 0: 64. The others wait, max_waiting of them at most (0: 1024);
+    beyond that generating raises QueueFull.
+  kv_tokens: tokens the KV pages hold, all streams and the prefix cache together; 0: by the machine's memory.
+  prefix_cache: KV pages of equal beginnings of prompts are shared between generations, and kept for later ones.
   chat_format: "auto", "json" or "typescript": how tools are declared in chats.
   cpu_target: the name of an instruction set of this machine; None: the best.
+
+  Of these only model, draft, max_context, max_budget and chat_format can change any bit of an output.
 
   Errors are KdtreeErrors: BadCheckpoint and ReadFailed for the files, InvalidArgument for the rest.
   """
 
   def __init__(self, model: str | os.PathLike[str] | None = None, draft: str | os.PathLike[str] | None = None, *,
                threads: int = 0, max_context: int = 0, prefill_chunk: int = 0, max_budget: int = 0,
+               max_streams: int = 0, max_waiting: int = 0, kv_tokens: int = 0, prefix_cache: bool = True,
                chat_format: Literal["auto", "json", "typescript"] = "auto", cpu_target: str | None = None) -> None:
     self._api = api = _ffi.api()
     texts = [_c_string(api, _ffi.path_bytes("model", model)), _c_string(api, _ffi.path_bytes("draft", draft)),
              _c_string(api, _ffi.utf8("chat_format", chat_format)),
              _c_string(api, None if cpu_target is None else _ffi.utf8("cpu_target", cpu_target))]
     options = api.options("kdt_engine_options", api.lib.kdt_engine_options_init)
-    _ffi.assign(options, threads=threads, max_context=max_context, prefill_chunk=prefill_chunk, max_budget=max_budget)
+    _ffi.assign(options, threads=threads, max_context=max_context, prefill_chunk=prefill_chunk, max_budget=max_budget,
+                max_streams=max_streams, max_waiting=max_waiting, kv_tokens=kv_tokens,
+                no_prefix_cache=not prefix_cache)
     options.model_path, options.draft_path, options.chat_format, options.cpu_target = texts
     out = api.ffi.new("kdt_engine **")
     api.check(api.lib.kdt_engine_create(options, out))
-    self._engine = _Engine(api, out[0])
+    self._engine = Engine(api, out[0])
     self._close = weakref.finalize(self, self._engine.close)
 
   def __enter__(self) -> Session:
@@ -113,38 +79,36 @@ class Session:
     self._engine.close()
     self._close.detach()
 
+  # ---------------------------------------------------------------------------------------------- generating
+
   @overload
-  def generate(self, prompt: str | Sequence[int], *, stream: Literal[False] = False,
+  def generate(self, prompt: str | Sequence[int], *, n: None = None, stream: Literal[False] = False,
                **options: Unpack[GenerateOptions]) -> Result: ...
 
   @overload
-  def generate(self, prompt: str | Sequence[int], *, stream: Literal[True],
+  def generate(self, prompt: str | Sequence[int], *, n: None = None, stream: Literal[True],
                **options: Unpack[GenerateOptions]) -> Stream: ...
 
-  def generate(self, prompt: str | Sequence[int], *, max_tokens: int = 128, temperature: float = 0.0,
-               top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0, seed: int | None = None,
-               speculate: Speculate = "auto", budget: int | None = None, spine: bool = False, ignore_eos: bool = False,
-               ranking: Ranking = "auto", chat: bool = False, thinking: bool | None = None,
-               stream: bool = False) -> Result | Stream:
-    """Generates and returns the whole result; with `stream=True` the iterator that `stream` returns.
+  @overload
+  def generate(self, prompt: str | Sequence[int], *, n: int, stream: Literal[False] = False,
+               **options: Unpack[GenerateOptions]) -> list[Result]: ...
+
+  def generate(self, prompt: str | Sequence[int], *, n: int | None = None, stream: bool = False,
+               **options: Unpack[GenerateOptions]) -> Result | Stream | list[Result]:
+    """Generates and returns the whole result; with `stream=True` the iterator that `stream` returns; with `n` that many
+    results at temperature > 0, whose i-th is that of `choice=i` with the same seed.
 
     prompt: text (special-token strings in it are text; no BOS is added) or token ids.
-    max_tokens: tokens to generate, at least 1; prompt + max_tokens must fit the context (ContextLength).
-    temperature: 0 is greedy. top_p in (0, 1], top_k (0: off) and min_p in [0, 1] narrow the law that is sampled.
-    seed: 0 to 2^64 - 1; None: a random one, returned in the result. Equal settings and seed give equal text.
-    speculate: "auto", "off", "chain" or "tree"; changes the speed alone, no token. Without a drafter "auto" is "off".
-    budget: draft nodes per round without the root; None: the mode's default. spine: a tree always contains the
-      drafter's best chain, counted inside the budget. ranking: how candidates are ranked at temperature > 0.
-    ignore_eos: stop tokens are ordinary ones.
-    chat: the prompt is one user turn in the model's chat format; thinking: whether its answer opens with reasoning
-      (None: the model's default).
+    options: the keyword arguments that `GenerateOptions` describes.
 
     Ctrl-C cancels the generation. If another thread closes the session, finish_reason is "cancelled". Raises
-    InvalidArgument, ContextLength, EngineFailed, SessionClosed.
+    InvalidArgument, ContextLength, QueueFull, ShuttingDown, EngineFailed, SessionClosed.
     """
-    running = self.stream(prompt, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
-                          seed=seed, speculate=speculate, budget=budget, spine=spine, ignore_eos=ignore_eos,
-                          ranking=ranking, chat=chat, thinking=thinking)
+    if n is not None:
+      if stream:
+        raise InvalidArgument(f"n: {n}: expected none with stream=True")
+      return finish_together(self._choices(prompt, n, options))
+    running = self.stream(prompt, **options)
     if stream:
       return running
     with running:
@@ -152,38 +116,63 @@ class Session:
         pass
     return running.result
 
-  def stream(self, prompt: str | Sequence[int], *, max_tokens: int = 128, temperature: float = 0.0, top_p: float = 1.0,
-             top_k: int = 0, min_p: float = 0.0, seed: int | None = None, speculate: Speculate = "auto",
-             budget: int | None = None, spine: bool = False, ignore_eos: bool = False, ranking: Ranking = "auto",
-             chat: bool = False, thinking: bool | None = None) -> Stream:
+  def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
     """Starts a generation and returns the iterator of its `Token`s at once. The arguments are those of `generate`."""
-    api, lib = self._api, self._api.lib
-    if thinking is not None and not chat:
-      raise InvalidArgument(f"thinking: {thinking}: expected chat=True beside it")
-    if not chat:
-      ids = self.tokenize(prompt) if isinstance(prompt, str) else prompt
-    elif isinstance(prompt, str):
-      ids = self.chat_tokens([{"role": "user", "content": prompt}], thinking=thinking)
-    else:
-      raise InvalidArgument("prompt: token ids: expected text with chat=True")
-    array = api.token_ids(ids)
-    options = api.options("kdt_request_options", lib.kdt_request_options_init)
-    options.prompt, options.n_prompt = array, len(array)
-    _ffi.assign(
-      options, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
-      speculate=_choice(lib, "speculate", "KDT_SPECULATE_", speculate, ("auto", "off", "chain", "tree")),
-      ranking=_choice(lib, "ranking", "KDT_RANKING_", ranking, ("auto", "plain", "noise")),
-      spine=bool(spine), ignore_eos=bool(ignore_eos))
-    if seed is not None:
-      _ffi.assign(options, has_seed=1, seed=seed)
-    if budget is not None:
-      if budget == 0:
-        raise InvalidArgument("budget: 0: expected at least one node, or None for the default")
-      _ffi.assign(options, budget=budget)
-    out = api.ffi.new("kdt_request **")
+    return Stream(self._submit(prompt, options))
+
+  @overload
+  async def agenerate(self, prompt: str | Sequence[int], *, n: None = None,
+                      **options: Unpack[GenerateOptions]) -> Result: ...
+
+  @overload
+  async def agenerate(self, prompt: str | Sequence[int], *, n: int,
+                      **options: Unpack[GenerateOptions]) -> list[Result]: ...
+
+  async def agenerate(self, prompt: str | Sequence[int], *, n: int | None = None,
+                      **options: Unpack[GenerateOptions]) -> Result | list[Result]:
+    """`generate` for asyncio. No thread waits; cancelling the task cancels the generation."""
+    if n is not None:
+      return await finish_concurrently(self._choices(prompt, n, options))
+    return await self.astream(prompt, **options).finish()
+
+  def astream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> AsyncStream:
+    """`stream` for asyncio: `async for token in session.astream(...)`. Cancelling the task cancels the generation."""
+    return AsyncStream(self._submit(prompt, options))
+
+  def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, *,
+           thinking: bool | None = None, preserve_thinking: bool = False,
+           **options: Unpack[SamplingOptions]) -> ChatReply:
+    """Generates the assistant's turn of a conversation, split into reasoning, content and tool calls.
+
+    messages, tools, thinking, preserve_thinking: as for `chat_tokens`; options: as for `generate`. Without tools, what
+    the model writes as a call is content.
+    """
+    reader = self.reply_reader(thinking=thinking, tools=bool(tools))
+    with self.stream(self.chat_tokens(messages, tools, thinking, preserve_thinking), **options) as running:
+      for token in running:
+        reader.push(token)
+    reader.finish()
+    return reader.reply(running.result)
+
+  async def achat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, *,
+                  thinking: bool | None = None, preserve_thinking: bool = False,
+                  **options: Unpack[SamplingOptions]) -> ChatReply:
+    """`chat` for asyncio."""
+    reader = self.reply_reader(thinking=thinking, tools=bool(tools))
+    async with self.astream(self.chat_tokens(messages, tools, thinking, preserve_thinking), **options) as running:
+      async for token in running:
+        reader.push(token)
+    reader.finish()
+    return reader.reply(running.result)
+
+  def reply_reader(self, *, thinking: bool | None = None, tools: bool = False) -> ReplyReader:
+    """Splits the tokens of a turn that is streamed; thinking and tools: as the turn is asked for."""
+    api, out = self._api, self._api.ffi.new("kdt_reply **")
     with self._engine.use() as engine:
-      api.check(lib.kdt_request_submit(engine, options, out))
-    return Stream(api, out[0])
+      api.check(api.lib.kdt_reply_create(engine, _thinking(api, thinking), bool(tools), out))
+    return ReplyReader(api, out[0])
+
+  # ---------------------------------------------------------------------------------------------- text and logits
 
   def score(self, token_ids: Iterable[int]) -> np.ndarray:
     """The target's logits at every position: float32 [n, vocab]. Blocks, and runs to its end even on Ctrl-C."""
@@ -217,20 +206,60 @@ class Session:
     return bytes(api.ffi.buffer(data, n)).decode("utf-8", "replace")
 
   def chat_tokens(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
-                  thinking: bool | None = None) -> list[int]:
+                  thinking: bool | None = None, preserve_thinking: bool = False) -> list[int]:
     """Token ids of a conversation in the model's chat format, up to where the assistant's answer begins.
 
     messages and tools are in OpenAI's form. Message text is never parsed for special tokens. thinking None: the model's
-    default. InvalidArgument names the message and field that is wrong.
+    default. preserve_thinking: the reasoning of earlier turns stays. InvalidArgument names the message and field that
+    is wrong.
     """
     api, lib = self._api, self._api.lib
     messages_json = _json("messages", messages)
     tools_json = api.ffi.NULL if tools is None else _json("tools", tools)
-    mode = lib.KDT_THINKING_DEFAULT if thinking is None else lib.KDT_THINKING_ON if thinking else lib.KDT_THINKING_OFF
+    mode = _thinking(api, thinking)
     with self._engine.use() as engine:
       ids, n = api.filled("int32_t", len(messages_json) + 64, lambda out, capacity, n: lib.kdt_chat_encode(
-        engine, messages_json, tools_json, mode, out, capacity, n))
+        engine, messages_json, tools_json, mode, bool(preserve_thinking), out, capacity, n))
     return list(api.ffi.unpack(ids, n))
+
+  # ---------------------------------------------------------------------------------------------- the engine
+
+  def drain(self, timeout: float | None = None) -> bool:
+    """From now on generating and score raise ShuttingDown. Waits until nothing runs or waits any more; False: something
+    still does after `timeout` seconds. May be called again."""
+    api = self._api
+    end = None if timeout is None else time.monotonic() + max(timeout, 0)
+    while True:
+      left = _WAIT_SLICE_MS if end is None else min(_WAIT_SLICE_MS, int(1000 * (end - time.monotonic())))
+      with self._engine.use() as engine:
+        status = api.lib.kdt_engine_drain(engine, max(left, 0))
+      if status != api.lib.KDT_ERR_TIMEOUT:
+        api.check(status)
+        return True
+      if left <= 0:
+        return False
+
+  def cancel_all(self) -> None:
+    """Cancels every generation, queued or running."""
+    with self._engine.use() as engine:
+      self._api.check(self._api.lib.kdt_engine_cancel_all(engine))
+
+  def reset_prefix_cache(self) -> int:
+    """Forgets the KV pages that are kept for later prompts and that no generation uses; how many those were."""
+    n = self._api.ffi.new("int64_t *")
+    with self._engine.use() as engine:
+      self._api.check(self._api.lib.kdt_engine_reset_prefix_cache(engine, n))
+    return int(n[0])
+
+  def health(self) -> Health:
+    """How the engine is. Never waits for a round."""
+    api = self._api
+    out = api.ffi.new("kdt_health *")
+    out.struct_size = api.ffi.sizeof("kdt_health")
+    with self._engine.use() as engine:
+      api.check(api.lib.kdt_engine_health(engine, out))
+      return Health(failed=bool(out.failed), draining=bool(out.draining), running=out.running, waiting=out.waiting,
+                    seconds_since_round=out.seconds_since_round, error=api.text(out.error))
 
   def info(self) -> dict[str, Any]:
     """What was loaded: paths, backend, threads, the configs, byte counts, load times, the cost table."""
@@ -238,26 +267,80 @@ class Session:
       return dict(json.loads(self._api.text(self._api.lib.kdt_engine_info_json(engine))))
 
   def stats(self) -> dict[str, float]:
-    """The engine's running figures by name, in a stable order. Cheap, and safe while it decodes."""
+    """The engine's running figures by series, in a stable order: `generation_tokens_total`,
+    `request_success_total{finished_reason="stop"}`. Cheap, and safe while it decodes."""
     api, lib = self._api, self._api.lib
     n = api.ffi.new("int64_t *")
     with self._engine.use() as engine:
-      status = lib.kdt_engine_figures(engine, api.ffi.NULL, api.ffi.NULL, 0, n)
-      if status != lib.KDT_ERR_BUFFER_TOO_SMALL:
-        api.check(status)
-      names, values = api.ffi.new("char *[]", max(n[0], 1)), api.ffi.new("double[]", max(n[0], 1))
-      api.check(lib.kdt_engine_figures(engine, names, values, n[0], n))
-      return {api.text(names[i]): values[i] for i in range(n[0])}
+      while True:
+        capacity = n[0]
+        names, values = api.ffi.new("char *[]", max(capacity, 1)), api.ffi.new("double[]", max(capacity, 1))
+        status = lib.kdt_engine_figures(engine, names, values, capacity, n)
+        if status != lib.KDT_ERR_BUFFER_TOO_SMALL:
+          api.check(status)
+          return {api.text(names[i]): values[i] for i in range(n[0])}
+
+  def figure_families(self) -> dict[str, tuple[FigureKind, str]]:
+    """The families of the series of `stats` (their names without `_bucket`, `_sum`, `_count`): kind and a line of
+    help."""
+    api, lib = self._api, self._api.lib
+    n = api.ffi.new("int64_t *")
+    status = lib.kdt_figure_families(api.ffi.NULL, api.ffi.NULL, api.ffi.NULL, 0, n)
+    if status != lib.KDT_ERR_BUFFER_TOO_SMALL:
+      api.check(status)
+    size = max(n[0], 1)
+    names, kinds, helps = api.ffi.new("char *[]", size), api.ffi.new("int32_t[]", size), api.ffi.new("char *[]", size)
+    api.check(lib.kdt_figure_families(names, kinds, helps, n[0], n))
+    kind_names: dict[int, FigureKind] = {lib.KDT_FIGURE_COUNTER: "counter", lib.KDT_FIGURE_GAUGE: "gauge",
+                                         lib.KDT_FIGURE_HISTOGRAM: "histogram"}
+    return {api.text(names[i]): (kind_names[kinds[i]], api.text(helps[i])) for i in range(n[0])}
+
+  # ---------------------------------------------------------------------------------------------- inside
+
+  def _submit(self, prompt: str | Sequence[int], settings: GenerateOptions) -> Generation:
+    ids, sampling = self._prompt(prompt, settings)
+    return self._submit_ids(self._api.token_ids(ids), sampling)
+
+  def _submit_ids(self, ids: Any, sampling: SamplingOptions) -> Generation:
+    api = self._api
+    options, _owned = request_options(api, ids, **sampling)
+    out = api.ffi.new("kdt_request **")
+    with self._engine.use() as engine:
+      api.check(api.lib.kdt_request_submit(engine, options, out))
+    return Generation(api, out[0], options.logprobs >= 0, options.prompt_logprobs >= 0)
+
+  def _choices(self, prompt: str | Sequence[int], n: int, settings: GenerateOptions) -> list[Generation]:
+    """n generations of one seed. Dropped ones are cancelled, should a later one be refused."""
+    ids, sampling = self._prompt(prompt, settings)
+    if sampling.get("choice"):
+      raise InvalidArgument(f"choice: {sampling['choice']}: expected none beside n")
+    if sampling.get("seed") is None:
+      sampling["seed"] = secrets.randbits(64)
+    array = self._api.token_ids(ids)
+    return [self._submit_ids(array, {**sampling, "choice": choice}) for choice in range(n_choices(n))]
+
+  def _prompt(self, prompt: str | Sequence[int], settings: GenerateOptions) -> tuple[Sequence[int], SamplingOptions]:
+    """The prompt's ids, and the settings without those that say how it is meant."""
+    sampling: Any = dict(settings)
+    chat, thinking = sampling.pop("chat", False), sampling.pop("thinking", None)
+    if thinking is not None and not chat:
+      raise InvalidArgument(f"thinking: {thinking}: expected chat=True beside it")
+    if chat:
+      if not isinstance(prompt, str):
+        raise InvalidArgument("prompt: token ids: expected text with chat=True")
+      return self.chat_tokens([{"role": "user", "content": prompt}], thinking=thinking), sampling
+    return self.tokenize(prompt) if isinstance(prompt, str) else prompt, sampling
 
 
 def _c_string(api: _ffi.Api, data: bytes | None) -> Any:
   return api.ffi.NULL if data is None else api.ffi.new("char[]", data)
 
 
-def _choice(lib: Any, field: str, prefix: str, value: str, choices: tuple[str, ...]) -> int:
-  if value not in choices:
-    raise InvalidArgument(f"{field}: {value!r}: expected one of {', '.join(choices)}")
-  return int(getattr(lib, prefix + value.upper()))
+def _thinking(api: _ffi.Api, thinking: bool | None) -> int:
+  lib = api.lib
+  if thinking is None:
+    return int(lib.KDT_THINKING_DEFAULT)
+  return int(lib.KDT_THINKING_ON if thinking else lib.KDT_THINKING_OFF)
 
 
 def _json(field: str, value: Any) -> bytes:

@@ -1,0 +1,153 @@
+"""The settings of a generation: `SamplingOptions`, `GenerateOptions`, and how they become kdt_request_options."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from . import _ffi
+from ._errors import InvalidArgument
+
+Speculate = Literal["auto", "off", "chain", "tree"]
+Ranking = Literal["auto", "plain", "noise"]
+
+
+class SamplingOptions(TypedDict, total=False):
+  """The keyword arguments of every way to generate. Each has a default."""
+
+  max_tokens: int
+  """Tokens to generate, at least 1 (0 may stand beside prompt_logprobs); prompt + max_tokens must fit the context.
+  Default 128."""
+  min_tokens: int
+  """Stop tokens and stop strings do not end the text before this many tokens. Default 0."""
+  temperature: float
+  """0, the default, is greedy."""
+  top_p: float
+  """In (0, 1]. Default 1."""
+  top_k: int
+  """Default 0: off."""
+  min_p: float
+  """In [0, 1]. Default 0."""
+  seed: int | None
+  """0 to 2^64 - 1; None, the default: a random one, returned in the result. Equal settings and seed give equal text."""
+  choice: int
+  """Which of several answers to one prompt this is: other noise from the same seed. Default 0."""
+  repetition_penalty: float
+  """In (0, 10]: logits of tokens in prompt or output are divided by it (or multiplied, when negative). Default 1."""
+  presence_penalty: float
+  """In [-2, 2]: taken off the logits of tokens in the output. Default 0."""
+  frequency_penalty: float
+  """In [-2, 2]: that times their count in the output. Default 0."""
+  logit_bias: Mapping[int, float] | None
+  """Token ids and what is added to their logits, each in [-100, 100]; up to 1024."""
+  stop: str | Sequence[str] | None
+  """Strings that end the text and do not appear in it: up to 32, each 1 to 1024 bytes of UTF-8."""
+  stop_token_ids: Sequence[int] | None
+  """Further ids that end the text, ignore_eos or not; up to 256."""
+  ignore_eos: bool
+  """The model's stop tokens are ordinary ones. Default False."""
+  logprobs: int | None
+  """None, the default: none. 0 to 20: every token has its log-probability and this many of the most probable ones."""
+  prompt_logprobs: int | None
+  """The same for the tokens of the prompt, in the result alone."""
+  speculate: Speculate
+  """"auto", the default, "off", "chain" or "tree"; changes the speed alone, no token. Without a drafter "auto" is
+  "off"."""
+  budget: int | None
+  """Draft nodes per round without the root; None, the default: the mode's own."""
+  spine: bool
+  """A tree always contains the drafter's best chain, counted inside the budget. Default False."""
+  ranking: Ranking
+  """How candidates are ranked at temperature > 0. Default "auto"."""
+  priority: int
+  """Lower is admitted earlier and preempted later. Default 0; equal ones go in the order submitted."""
+  timeout: float | None
+  """Seconds from submit after which the generation is cancelled. None, the default: no limit."""
+
+
+class GenerateOptions(SamplingOptions, total=False):
+  """`SamplingOptions` and how the prompt is meant."""
+
+  chat: bool
+  """The prompt is one user turn in the model's chat format. Default False."""
+  thinking: bool | None
+  """With chat: whether the answer opens with reasoning. None: the model's default."""
+
+
+def request_options(
+    api: _ffi.Api, prompt: Any, *, max_tokens: int = 128, min_tokens: int = 0, temperature: float = 0.0,
+    top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0, seed: int | None = None, choice: int = 0,
+    repetition_penalty: float = 1.0, presence_penalty: float = 0.0, frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None, stop: str | Sequence[str] | None = None,
+    stop_token_ids: Sequence[int] | None = None, ignore_eos: bool = False, logprobs: int | None = None,
+    prompt_logprobs: int | None = None, speculate: Speculate = "auto", budget: int | None = None, spine: bool = False,
+    ranking: Ranking = "auto", priority: int = 0, timeout: float | None = None) -> tuple[Any, list[Any]]:
+  """The struct, and what it points to: that must live until submit has copied it. `prompt`: an int32_t array."""
+  lib = api.lib
+  options = api.options("kdt_request_options", lib.kdt_request_options_init)
+  _ffi.assign(
+    options, prompt=prompt, n_prompt=len(prompt), max_tokens=max_tokens, min_tokens=min_tokens,
+    temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, choice=choice,
+    repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+    speculate=_choice(lib, "speculate", "KDT_SPECULATE_", speculate, ("auto", "off", "chain", "tree")),
+    ranking=_choice(lib, "ranking", "KDT_RANKING_", ranking, ("auto", "plain", "noise")),
+    spine=bool(spine), ignore_eos=bool(ignore_eos), priority=priority)
+  for field, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
+    if count is not None:
+      if count < 0:
+        raise InvalidArgument(f"{field}: {count}: expected 0 to 20, or None for none")
+      _ffi.assign(options, **{field: count})
+  if seed is not None:
+    _ffi.assign(options, has_seed=1, seed=seed)
+  if budget is not None:
+    if budget == 0:
+      raise InvalidArgument("budget: 0: expected at least one node, or None for the default")
+    _ffi.assign(options, budget=budget)
+  if timeout is not None:
+    _ffi.assign(options, timeout_ms=milliseconds("timeout", timeout))
+  owned = [prompt]
+  if logit_bias:
+    tokens = api.token_ids(logit_bias.keys())
+    values = api.ffi.new("float[]", [float(value) for value in logit_bias.values()])
+    options.bias_tokens, options.bias_values, options.n_bias = tokens, values, len(tokens)
+    owned += [tokens, values]
+  if stop:
+    strings = [_stop_string(api, i, text) for i, text in enumerate([stop] if isinstance(stop, str) else stop)]
+    options.stop = array = api.ffi.new("char *[]", strings)
+    options.n_stop = len(strings)
+    owned += [array, *strings]
+  if stop_token_ids is not None:
+    options.stop_tokens = ids = api.token_ids(stop_token_ids)
+    options.n_stop_tokens = len(ids)
+    owned.append(ids)
+  return options, owned
+
+
+def milliseconds(field: str, seconds: float) -> int:
+  """Whole milliseconds, rounded up; InvalidArgument unless `seconds` is a positive number."""
+  if not 0 < seconds < math.inf:
+    raise InvalidArgument(f"{field}: {seconds}: expected a positive number of seconds, or None for no limit")
+  return math.ceil(seconds * 1000)
+
+
+def n_choices(n: int) -> int:
+  """A number of choices; InvalidArgument unless positive."""
+  if operator.index(n) < 1:
+    raise InvalidArgument(f"n: {n}: expected at least 1")
+  return n
+
+
+def _stop_string(api: _ffi.Api, index: int, text: str) -> Any:
+  if not isinstance(text, str):
+    raise TypeError(f"stop[{index}]: {type(text).__name__}: expected a string")
+  if "\0" in text:
+    raise InvalidArgument(f"stop[{index}]: {text!r}: expected a string without NUL")
+  return api.ffi.new("char[]", _ffi.utf8(f"stop[{index}]", text))
+
+
+def _choice(lib: Any, field: str, prefix: str, value: str, choices: tuple[str, ...]) -> int:
+  if value not in choices:
+    raise InvalidArgument(f"{field}: {value!r}: expected one of {', '.join(choices)}")
+  return int(getattr(lib, prefix + value.upper()))
