@@ -17,5 +17,8 @@ struct Command {
 Command add_generate(CLI::App& app);
 Command add_info(CLI::App& app);
 Command add_bench(CLI::App& app);
+Command add_bench_streams(CLI::App& app);
+Command add_serve(CLI::App& app);
+Command add_selftest(CLI::App& app);
 
 }  // namespace kdt

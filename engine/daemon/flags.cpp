@@ -28,6 +28,17 @@ std::optional<T> parse_whole(const std::string& text) {
   return value;
 }
 
+template <typename T>
+ValueForm whole_form(T& target, int64_t low, int64_t high) {
+  const std::string upper = high == INT64_MAX ? " up" : " to " + std::to_string(high);
+  const std::string range = "an integer from " + std::to_string(low) + upper;
+  return {"N", range, [&target, low, high](const std::string& text) {
+            const std::optional<int64_t> value = parse_integer(text, low, high);
+            if (value) target = static_cast<T>(*value);
+            return value.has_value();
+          }};
+}
+
 std::string shortest(double value) {
   char buffer[32];
   const auto [end, error] = std::to_chars(buffer, buffer + sizeof(buffer), value);
@@ -89,14 +100,8 @@ std::vector<std::string> split_list(const std::string& text) {
   return items;
 }
 
-ValueForm integer_form(int32_t& target, int64_t low, int64_t high) {
-  const std::string range = "an integer from " + std::to_string(low) + " to " + std::to_string(high);
-  return {"N", range, [&target, low, high](const std::string& text) {
-            const std::optional<int64_t> value = parse_integer(text, low, high);
-            if (value) target = static_cast<int32_t>(*value);
-            return value.has_value();
-          }};
-}
+ValueForm integer_form(int32_t& target, int64_t low, int64_t high) { return whole_form(target, low, high); }
+ValueForm integer_form(int64_t& target, int64_t low, int64_t high) { return whole_form(target, low, high); }
 
 ValueForm seed_form(std::optional<uint64_t>& target) {
   return {"N", "an integer from 0 to 2^64 - 1", [&target](const std::string& text) {

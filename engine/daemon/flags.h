@@ -23,6 +23,7 @@ constexpr int64_t kMaxInt32 = INT32_MAX;
 
 // `target` must outlive the parse.
 ValueForm integer_form(int32_t& target, int64_t low, int64_t high = kMaxInt32);
+ValueForm integer_form(int64_t& target, int64_t low, int64_t high);
 ValueForm seed_form(std::optional<uint64_t>& target);
 // From `low` to `high`; `above_low`: without `low` itself.
 ValueForm number_form(double& target, double low, double high, bool above_low = false);

@@ -28,11 +28,12 @@ int run(const std::vector<std::string>& arguments) {
   app.formatter(formatter);
   app.set_version_flag("--version", std::string("kdtree-run ") + kdt_version(), "Print the version and exit");
   app.require_subcommand(0, 1);
-  app.footer("Every flag has an environment variable of the same meaning; the command line wins.\n"
+  app.footer("Without a command the bundled model is served on http://127.0.0.1:8000.\n"
+             "Every flag has an environment variable of the same meaning; the command line wins.\n"
              "Exit codes: 0 ok, 1 the input or the run failed, 2 usage, 130 interrupted.");
-  const std::vector<Command> commands = {add_generate(app), add_info(app), add_bench(app)};
+  const std::vector<Command> commands = {add_serve(app), add_generate(app), add_info(app), add_bench(app), add_bench_streams(app), add_selftest(app)};
 
-  if (parse_command_line(app, arguments)) return kExitOk;
+  if (parse_command_line(app, arguments.empty() ? std::vector<std::string>{"serve"} : arguments)) return kExitOk;
   for (const Command& command : commands) {
     if (command.flags->parsed() > 0) return command.run();
   }

@@ -158,7 +158,8 @@ typedef struct kdt_part {
 /* `thinking` and `tools`: as the turn was asked for. KDT_THINKING_ON or its default on: the turn starts inside reasoning.
  * `tools` 0: tool markers are dropped and what they enclose is content. The caller owns *out, which may outlive the engine. */
 KDT_API kdt_status kdt_reply_create(kdt_engine *engine, int32_t thinking, int32_t tools, kdt_reply **out);
-/* One token event: its id and text as kdt_event has them (-1: text alone). Parts are handed out by kdt_reply_parts. */
+/* One token event: its id and text as kdt_event has them (-1: text alone). Parts are handed out by kdt_reply_parts. One
+ * thread at a time per reply. */
 KDT_API kdt_status kdt_reply_push(kdt_reply *reply, int32_t token_id, const char *text, int64_t text_bytes);
 /* The turn has ended: what was held back becomes parts. */
 KDT_API kdt_status kdt_reply_finish(kdt_reply *reply);

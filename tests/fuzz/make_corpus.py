@@ -63,10 +63,27 @@ def reply_seeds() -> list[bytes]:
   return [stop, *(bytes([first]) + turn for first in (1, 3, 5, 7))]
 
 
+def openai_seeds() -> list[bytes]:
+  """The first byte chooses the endpoint: chat, completion, tokenize, detokenize."""
+  tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+  chat = {"model": "m", "messages": [{"role": "developer", "content": [{"type": "text", "text": "漢"}]}], "tools": [tool],
+          "tool_choice": "auto", "stream": True, "stream_options": {"include_usage": True}, "logprobs": True,
+          "top_logprobs": 2, "max_completion_tokens": 5, "chat_template_kwargs": {"thinking": True}, "user": "u",
+          "response_format": {"type": "text"}}
+  sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "presence_penalty": -1, "frequency_penalty": 1,
+              "repetition_penalty": 1.1, "seed": -1, "max_tokens": 7, "min_tokens": 1, "stop": ["a", "\n"],
+              "stop_token_ids": [1], "logit_bias": {"17": -100}, "n": 2, "priority": 1, "timeout": 1.5,
+              "speculate": "tree", "budget": 8, "spine": True}
+  bodies = [(0, chat), (0, {**sampling, "messages": [{"role": "user", "content": "x"}]}),
+            (1, {"prompt": ["a", "b"], "echo": True, "logprobs": 3, "max_tokens": 0}), (1, {"prompt": [[1, 2]], **sampling}),
+            (2, {"prompt": "x", "add_special_tokens": False}), (2, {"messages": chat["messages"]}), (3, {"tokens": [1, 2]})]
+  return [bytes([first]) + json.dumps(body, ensure_ascii=False).encode() for first, body in bodies]
+
+
 def main() -> None:
   root, stamp = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
   targets = {"safetensors": safetensors_seeds(), "config": config_seeds(root), "text": text_seeds(root),
-             "reply": reply_seeds()}
+             "reply": reply_seeds(), "openai": openai_seeds()}
   for target, seeds in targets.items():
     folder = stamp.parent / "corpus" / target
     folder.mkdir(parents=True, exist_ok=True)

@@ -61,11 +61,6 @@ def test_root_help_and_version():
   assert re.fullmatch(r"kdtree-run \d+\.\d+\.\d+\n", run("--version").stdout.decode())
 
 
-def test_a_command_is_needed():
-  done = run()
-  assert done.returncode == 2 and done.stdout == b"" and b"generate" in done.stderr
-
-
 @pytest.mark.parametrize("arguments, words", [
     (["nonsense"], ["command", "nonsense", "generate"]),
     (["--foo"], ["--foo", "unknown flag"]),

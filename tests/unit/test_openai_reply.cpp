@@ -1,159 +1,25 @@
-// Replies of the OpenAI protocol: events in, chunks or a body out. The model's text is a script, so no engine is needed.
+// Replies of the OpenAI protocol: events in, chunks or a body out. The model's text is a script: no engine.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
-#include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "openai_json.h"
-#include "openai_response.h"
+#include "openai_support.h"
 #include "openai_utf8.h"
 
 using namespace kdt::openai;
-
-namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr int32_t kThinkEnd = 100, kCallBegin = 101, kArguments = 102, kCallEnd = 103;
-
-// Tokens 0 to 99 are pieces of text; the ids above steer the reader, as control tokens do.
-const std::vector<std::string> kPieces = {"Hello", ",", " w", "orld", "\xe6\xbc", "\xa2", "{\"a\":", "1}", "\xf0\x9f\x99\x82", " "};
-
-struct ScriptReader final : TurnReader {
-  explicit ScriptReader(bool thinking) : kind(thinking ? KDT_PART_REASONING : KDT_PART_CONTENT) {}
-  std::vector<Part> push(int32_t token, std::string_view text) override {
-    switch (token) {
-      case kThinkEnd: kind = KDT_PART_CONTENT; return {};
-      case kCallBegin: ++calls; return {};
-      case kArguments:
-        kind = KDT_PART_TOOL_ARGUMENTS;
-        return {{KDT_PART_TOOL_BEGIN, calls, "", "functions.f:" + std::to_string(calls), "f"}};
-      case kCallEnd: kind = KDT_PART_CONTENT; return {};
-      default: break;
-    }
-    if (text.empty()) return {};
-    return {{kind, kind == KDT_PART_TOOL_ARGUMENTS ? calls : -1, std::string(text), "", ""}};
-  }
-  std::vector<Part> finish() override { return {}; }
-  int32_t kind;
-  int32_t calls = -1;
-};
-
-struct ScriptText final : ModelText {
-  std::string bytes(std::span<const int32_t> ids) const override {
-    std::string out;
-    for (const int32_t id : ids) out += kPieces[static_cast<size_t>(id)];
-    return out;
-  }
-  std::unique_ptr<TurnReader> read_turn(int32_t thinking, bool) const override {
-    return std::make_unique<ScriptReader>(thinking == KDT_THINKING_ON);
-  }
-};
-const ScriptText kText;
-
-struct Token {
-  int32_t id;
-  std::string text;
-  float logprob = kNan;
-  std::vector<std::pair<int32_t, float>> top = {};
-};
-
-kdt_result result_of(int32_t finish) {
-  static const int64_t depths[] = {4, 2};
-  kdt_result r{};
-  r.finish_reason = finish;
-  r.rounds = 2;
-  r.tokens_per_round = 2.5;
-  r.tokens_per_second = 10;
-  r.generated_tokens = 6;
-  r.n_depths = 2;
-  r.accepted_by_depth = depths;
-  r.error = "";
-  r.stop_token = -1;
-  r.stop_string = "";
-  r.cached_tokens = 3;
-  r.timings_ms[KDT_STAGE_VERIFY] = 7;
-  return r;
-}
-
-// A reply and what came out of it.
-struct Run {
-  explicit Run(const GenerationRequest& request, std::vector<std::vector<int32_t>> prompts = {{0, 1}})
-      : reply(std::make_shared<GenerationRequest>(request), std::move(prompts), kText) {
-    reply.begin(out);
-  }
-
-  void event(int64_t choice, int32_t kind, const Token& token) {
-    std::vector<int32_t> ids;
-    std::vector<float> values;
-    for (const auto& [id, value] : token.top) ids.push_back(id), values.push_back(value);
-    const kdt_event e = {kind, token.id, token.text.data(), static_cast<int64_t>(token.text.size()), token.logprob,
-                         static_cast<int32_t>(ids.size()), ids.data(), values.data()};
-    reply.event(choice, e, out);
-  }
-  void tokens(int64_t choice, const std::vector<Token>& all) {
-    for (const Token& token : all) event(choice, KDT_EVENT_TOKEN, token);
-  }
-  void end(int64_t choice, const kdt_result& result, const std::string& held = "") {
-    event(choice, KDT_EVENT_FINISHED, {-1, held});
-    reply.finish(choice, result, out);
-  }
-  std::vector<Json> chunks() const {
-    std::vector<Json> all;
-    for (const std::string& payload : out) all.push_back(Json::parse(payload));
-    return all;
-  }
-  Json body() const { return Json::parse(reply.body()); }
-
-  Payloads out;
-  Reply reply;
-};
-
-GenerationRequest request(RequestKind kind, bool stream) {
-  GenerationRequest r;
-  r.kind = kind;
-  r.model = "tiny-k2";
-  r.stream = stream;
-  r.seed = 42;
-  if (kind == RequestKind::completion) r.prompts = {{true, "Hello,", {}}};
-  return r;
-}
-
-// What a client has after adding up the chunks of choice `index`: message, finish reason, logprobs, ids.
-Json joined(const std::vector<Json>& chunks, int64_t index) {
-  Json sum = {{"content", ""}, {"reasoning", ""}, {"calls", Json::array()}, {"finish", nullptr}, {"logprobs", Json::array()},
-              {"ids", Json::array()}};
-  for (const Json& chunk : chunks) {
-    for (const Json& choice : chunk["choices"]) {
-      if (choice["index"] != index) continue;
-      CHECK(sum["finish"].is_null());
-      const Json delta = choice.contains("delta") ? choice["delta"] : Json{{"content", choice["text"]}};
-      sum["content"] = sum["content"].get<std::string>() + delta.value("content", "");
-      sum["reasoning"] = sum["reasoning"].get<std::string>() + delta.value("reasoning_content", "");
-      for (const Json& call : delta.value("tool_calls", Json::array())) {
-        const auto at = call["index"].get<size_t>();
-        if (at == sum["calls"].size()) sum["calls"].push_back({{"id", call["id"]}, {"name", call["function"]["name"]}, {"arguments", ""}});
-        Json& arguments = sum["calls"][at]["arguments"];
-        arguments = arguments.get<std::string>() + call["function"].value("arguments", "");
-      }
-      if (choice["logprobs"].is_object()) sum["logprobs"].push_back(choice["logprobs"]);
-      for (const Json& id : choice.value("token_ids", Json::array())) sum["ids"].push_back(id);
-      sum["finish"] = choice["finish_reason"];
-    }
-  }
-  return sum;
-}
-
-}  // namespace
 
 TEST_CASE("a streamed chat: role, one chunk a token, the reason, then usage") {
   GenerationRequest r = request(RequestKind::chat, true);
   r.include_usage = true;
   Run run(r);
-  run.tokens(0, {{0, "Hello"}, {1, ","}, {4, ""}, {5, "\xe6\xbc\xa2"}});   // an accepted block of four
+  run.tokens(0, {{0, "Hello"}, {1, ","}, {4, ""}, {5, "\xe6\xbc\xa2"}});  // an accepted block of four
   run.end(0, result_of(KDT_FINISH_STOP), "tail");
   REQUIRE(run.reply.done());
   const std::vector<Json> chunks = run.chunks();
@@ -161,7 +27,7 @@ TEST_CASE("a streamed chat: role, one chunk a token, the reason, then usage") {
   CHECK(chunks[0]["choices"][0]["delta"] == Json{{"role", "assistant"}, {"content", ""}});
   CHECK(chunks[1]["choices"][0]["delta"]["content"] == "Hello");
   CHECK(chunks[3]["choices"][0]["delta"]["content"] == "\xe6\xbc\xa2");
-  CHECK(chunks[4]["choices"][0]["delta"]["content"] == "tail");   // text still held back at the end is not lost
+  CHECK(chunks[4]["choices"][0]["delta"]["content"] == "tail");  // text still held back at the end is not lost
   CHECK(chunks[5]["choices"][0]["finish_reason"] == "stop");
   CHECK(chunks[5]["kdtree"]["seed"] == 42);
   CHECK(chunks[5]["kdtree"]["accepted_by_depth"] == Json::array({4, 2}));
@@ -196,8 +62,9 @@ TEST_CASE("a chat's body: reasoning, content and usage") {
 }
 
 TEST_CASE("tool calls, streamed and whole; a call that ends and one that begins in one block lose nothing") {
-  const std::vector<Token> turn = {{0, "Hello"}, {kCallBegin, ""}, {kArguments, ""}, {6, "{\"a\":"}, {7, "1}"}, {kCallEnd, ""},
-                                   {kCallBegin, ""}, {kArguments, ""}, {6, "{\"a\":"}, {7, "1}"}, {kCallEnd, ""}};
+  const std::vector<Token> turn = {{0, "Hello"},   {kCallBegin, ""}, {kArguments, ""}, {6, "{\"a\":"},
+                                   {7, "1}"},      {kCallEnd, ""},   {kCallBegin, ""}, {kArguments, ""},
+                                   {6, "{\"a\":"}, {7, "1}"},        {kCallEnd, ""}};
   for (const bool stream : {false, true}) {
     GenerationRequest r = request(RequestKind::chat, stream);
     r.tools_json = "[{}]";
@@ -214,7 +81,8 @@ TEST_CASE("tool calls, streamed and whole; a call that ends and one that begins 
       CHECK(body["choices"][0]["finish_reason"] == "tool_calls");
       content = body["choices"][0]["message"]["content"];
       for (const Json& call : body["choices"][0]["message"]["tool_calls"]) {
-        calls.push_back({{"id", call["id"]}, {"name", call["function"]["name"]}, {"arguments", call["function"]["arguments"]}});
+        calls.push_back(
+            {{"id", call["id"]}, {"name", call["function"]["name"]}, {"arguments", call["function"]["arguments"]}});
       }
     }
     CHECK(content == "Hello");
@@ -238,7 +106,8 @@ TEST_CASE("a call without content has null content; one cut off by the limit say
 
 TEST_CASE("chat log-probabilities: every token, in its own chunk, bytes of partial characters included") {
   const float inf = std::numeric_limits<float>::infinity();
-  const std::vector<Token> tokens = {{0, "Hello", -0.5f, {{0, -0.5f}, {1, -2}, {2, -3}}}, {4, "", -1, {{4, -1}, {5, -inf}, {0, -9}}},
+  const std::vector<Token> tokens = {{0, "Hello", -0.5f, {{0, -0.5f}, {1, -2}, {2, -3}}},
+                                     {4, "", -1, {{4, -1}, {5, -inf}, {0, -9}}},
                                      {5, "\xe6\xbc\xa2", -0.25f, {{5, -0.25f}, {1, -4}, {2, -5}}}};
   for (const bool stream : {false, true}) {
     GenerationRequest r = request(RequestKind::chat, stream);
@@ -248,7 +117,8 @@ TEST_CASE("chat log-probabilities: every token, in its own chunk, bytes of parti
     run.end(0, result_of(KDT_FINISH_STOP));
     Json content = Json::array();
     if (stream) {
-      for (const Json& part : joined(run.chunks(), 0)["logprobs"]) {
+      const Json sum = joined(run.chunks(), 0);
+      for (const Json& part : sum["logprobs"]) {
         REQUIRE(part["content"].size() == 1);
         content.push_back(part["content"][0]);
       }
@@ -306,7 +176,7 @@ TEST_CASE("a completion echoes its prompt, with offsets in characters; streamed 
       CHECK(all["token_logprobs"] == Json::array({nullptr, -1, -2, -3, -4}));
       CHECK(all["text_offset"] == Json::array({0, 0, 1, 2, 3}));
       CHECK(all["top_logprobs"][0].is_null());
-      CHECK(all["top_logprobs"][2].contains(","));   // the token itself, with whatever is above it
+      CHECK(all["top_logprobs"][2].contains(","));  // the token itself, with whatever is above it
       CHECK(all["top_logprobs"][2].size() == (logprobs == 0 ? 1 : 2));
     }
   }
@@ -371,7 +241,7 @@ TEST_CASE("what ended the text is named") {
   };
   CHECK(reason(-1, "END") == "END");
   CHECK(reason(7, "") == 7);
-  CHECK(reason(8, "").is_null());   // the model's own stop id
+  CHECK(reason(8, "").is_null());  // the model's own stop id
 }
 
 TEST_CASE("a failed choice fails the reply, once, by name") {
@@ -379,7 +249,9 @@ TEST_CASE("a failed choice fails the reply, once, by name") {
   timed_out.total_ms = 60;
   broken.error = "round: verify: expected finite logits";
   const std::map<std::string, std::pair<kdt_result, int>> cases = {
-      {"cancelled", {result_of(KDT_FINISH_CANCELLED), 503}}, {"timeout", {timed_out, 408}}, {"engine_failed", {broken, 503}}};
+      {"cancelled", {result_of(KDT_FINISH_CANCELLED), 503}},
+      {"timeout", {timed_out, 408}},
+      {"engine_failed", {broken, 503}}};
   for (const auto& [code, expected] : cases) {
     for (const bool stream : {false, true}) {
       GenerationRequest r = request(RequestKind::chat, stream);
@@ -416,6 +288,71 @@ TEST_CASE("tokens as ids, and text that is no UTF-8 is mended") {
   const Json item = run.body()["choices"][0]["logprobs"]["content"][0];
   CHECK(item["token"] == "token_id:4");
   CHECK(item["top_logprobs"][0]["token"] == "token_id:5");
-  CHECK(mended_utf8("a\xe6\xbc" "b\xff") == "a\xef\xbf\xbd\xef\xbf\xbd" "b\xef\xbf\xbd");
+  CHECK(mended_utf8("a\xe6\xbc"
+                    "b\xff") ==
+        "a\xef\xbf\xbd\xef\xbf\xbd"
+        "b\xef\xbf\xbd");
   CHECK(count_characters("\xe6\xbc\xa2,\xf0\x9f\x99\x82") == 3);
+}
+
+TEST_CASE("a turn with calls, as the chat format writes it, is read back from the library's own tokens") {
+  const char* root = std::getenv("KDTREE_SOURCE_ROOT");
+  REQUIRE(root != nullptr);
+  const std::string model = std::string(root) + "/models/tiny-k2";
+  kdt_engine_options options;
+  REQUIRE(kdt_engine_options_init(&options, sizeof options) == KDT_OK);
+  options.model_path = model.c_str();
+  kdt_engine* raw = nullptr;
+  REQUIRE(kdt_engine_create(&options, &raw) == KDT_OK);
+  const std::unique_ptr<kdt_engine, decltype(&kdt_engine_destroy)> engine(raw, kdt_engine_destroy);
+  const EngineText text(raw);
+
+  Json messages = Json::array({{{"role", "user"}, {"content", "go"}}});
+  const auto encode = [&] {
+    std::vector<int32_t> ids(4096);
+    int64_t n = 0;
+    REQUIRE(kdt_chat_encode(raw, messages.dump().c_str(), nullptr, KDT_THINKING_OFF, 0, ids.data(), 4096, &n) == KDT_OK);
+    ids.resize(static_cast<size_t>(n));
+    return ids;
+  };
+  const std::vector<int32_t> before = encode();
+  const std::string content = "See <|tool_call_begin|> \xe6\xbc\xa2\xe5\xad\x97 </think>";
+  const std::vector<std::string> arguments = {R"({"q": "a\\"b", "n": [1, 2]})", "{}"};
+  Json calls = Json::array();
+  for (size_t i = 0; i < 2; ++i) {
+    calls.push_back({{"id", "functions.find_it:" + std::to_string(i)},
+                     {"type", "function"},
+                     {"function", {{"name", "find_it"}, {"arguments", arguments[i]}}}});
+  }
+  messages.push_back({{"role", "assistant"}, {"content", content}, {"tool_calls", calls}});
+  std::vector<int32_t> turn = encode();
+  turn.erase(turn.begin(), turn.begin() + static_cast<int64_t>(before.size()));
+  size_t end = 0;
+  while (text.bytes({&turn[end], 1}) != "<|im_end|>") ++end;
+
+  for (const bool stream : {false, true}) {
+    GenerationRequest r = request(RequestKind::chat, stream);
+    r.tools_json = "[{}]";
+    r.thinking = KDT_THINKING_OFF;
+    Run run(r, {before}, text);
+    // As the engine hands text out: whole characters alone.
+    std::string held;
+    for (size_t i = 0; i < end; ++i) {
+      held += text.bytes({&turn[i], 1});
+      run.tokens(0, {{turn[i], is_utf8(held) ? std::exchange(held, {}) : ""}});
+    }
+    run.end(0, result_of(KDT_FINISH_STOP));
+    REQUIRE(!run.reply.failure());
+    if (stream) {
+      const Json sum = joined(run.chunks(), 0);
+      CHECK(sum["content"] == content);
+      CHECK(sum["finish"] == "tool_calls");
+      REQUIRE(sum["calls"].size() == 2);
+      for (size_t i = 0; i < 2; ++i) CHECK(sum["calls"][i]["arguments"] == arguments[i]);
+    } else {
+      const Json message = run.body()["choices"][0]["message"];
+      CHECK(message["content"] == content);
+      CHECK(message["tool_calls"] == calls);
+    }
+  }
 }

@@ -28,13 +28,15 @@ const Protocol& protocol() {
 
 // A request with `members` beside what is required.
 std::string chat_body(const std::string& members) {
-  return R"({"messages":[{"role":"user","content":"hi"}])" + (members.empty() ? "" : ",") + members + "}";
+  return R"({"messages":[{"role":"user","content":"hi"}])" + std::string(members.empty() ? "" : ",") + members + "}";
 }
 std::string completion_body(const std::string& members) {
   return R"({"prompt":"hi")" + std::string(members.empty() ? "" : ",") + members + "}";
 }
 GenerationRequest chat(const std::string& members) { return protocol().parse_chat(chat_body(members)); }
-GenerationRequest completion(const std::string& members) { return protocol().parse_completion(completion_body(members)); }
+GenerationRequest completion(const std::string& members) {
+  return protocol().parse_completion(completion_body(members));
+}
 
 ApiError error_of(const std::function<void()>& work) {
   try {
@@ -69,10 +71,10 @@ TEST_CASE("bodies that are not a JSON object within the limits are 400 invalid_j
   std::string many = R"({"metadata":{)";
   for (int i = 0; i <= kMaxMembers; ++i) many += (i ? ",\"k" : "\"k") + std::to_string(i) + "\":0";
   const std::vector<std::string> bad = {
-      "", " ", "{", "}", "[]", "null", "1", "\"text\"", "{} {}", "{\"a\":1,}", "{'a':1}", "{\"a\":NaN}", "{\"a\":1e999}",
-      "{\"a\":\"\xff\"}", "{\"a\":\"\xc0\x80\"}", "{\"a\":\"\\ud800\"}", "{\"a\":\"\xed\xa0\x80\"}", "{\"a\":\"line\nbreak\"}",
-      R"({"n":1,"n":1})", R"({"metadata":{"a":1,"a":2}})", nested(64), nested(100000), many + "}}",
-      std::string("{\"a\":\0}", 7), "{\"\xff\":1}"};
+      "", " ", "{", "}", "[]", "null", "1", "\"text\"", "{} {}", "{\"a\":1,}", "{'a':1}", "{\"a\":NaN}",
+      "{\"a\":1e999}", "{\"a\":\"\xff\"}", "{\"a\":\"\xc0\x80\"}", "{\"a\":\"\\ud800\"}", "{\"a\":\"\xed\xa0\x80\"}",
+      "{\"a\":\"line\nbreak\"}", R"({"n":1,"n":1})", R"({"metadata":{"a":1,"a":2}})", nested(64), nested(100000),
+      many + "}}", std::string("{\"a\":\0}", 7), "{\"\xff\":1}"};
   for (const std::string& body : bad) {
     CAPTURE(one_line(body));
     for (const auto& parse : std::vector<std::function<void()>>{
@@ -86,7 +88,8 @@ TEST_CASE("bodies that are not a JSON object within the limits are 400 invalid_j
     }
   }
   CHECK_NOTHROW(chat(nested(63).substr(1, nested(63).size() - 2)));
-  CHECK(error_of([] { protocol().parse_chat(R"({"metadata":{"a":1,"a":2}})"); }).message.find("'a' occurs twice") != std::string::npos);
+  CHECK(error_of([] { protocol().parse_chat(R"({"metadata":{"a":1,"a":2}})"); }).message.find("'a' occurs twice") !=
+        std::string::npos);
 }
 
 TEST_CASE("defaults are OpenAI's") {
@@ -109,7 +112,8 @@ TEST_CASE("every optional field may be null, which is as good as absent") {
   const std::map<std::string, std::function<void(const std::string&)>> endpoints = {
       {"/v1/chat/completions", [](const std::string& members) { chat(members); }},
       {"/v1/completions", [](const std::string& members) { completion(members); }},
-      {"/tokenize", [](const std::string& members) { protocol().parse_tokenize(R"({"prompt":"x",)" + members + "}"); }}};
+      {"/tokenize",
+       [](const std::string& members) { protocol().parse_tokenize(R"({"prompt":"x",)" + members + "}"); }}};
   for (const auto& [path, parse] : endpoints) {
     const Json& schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"];
     CHECK(schema["additionalProperties"] == false);
@@ -139,10 +143,13 @@ TEST_CASE("values out of type or range name their field") {
       {"ignore_eos", {"1", "\"true\""}},
       {"stream", {"1", "\"yes\""}},
       {"n", {"0", "-1", "65", "1e9", "9223372036854775807", "1.5"}},
-      {"logit_bias", {"[]", "1", R"({"x":1})", R"({"-1":1})", R"({"01":1})", R"({"2048":1})", R"({"99999999999999999999":1})",
-                      R"({"":1})", R"({"1 ":1})"}},
+      {"logit_bias",
+       {"[]", "1", R"({"x":1})", R"({"-1":1})", R"({"01":1})", R"({"2048":1})", R"({"99999999999999999999":1})",
+        R"({"":1})", R"({"1 ":1})"}},
       {"logit_bias.1", {R"({"1":101})", R"({"1":-101})", R"({"1":"x"})"}},
-      {"stop", {"\"\"", "1", "{}", "\"a\\u0000b\"", "\"" + std::string(1025, 'x') + "\"", "[" + repeat("\"a\",", 32) + "\"a\"]"}},
+      {"stop",
+       {"\"\"", "1", "{}", "\"a\\u0000b\"", "\"" + std::string(1025, 'x') + "\"",
+        "[" + repeat("\"a\",", 32) + "\"a\"]"}},
       {"stop[1]", {R"(["a",""])", R"(["a",1])"}},
       {"stop_token_ids", {"1", "[" + repeat("1,", 256) + "1]"}},
       {"stop_token_ids[0]", {"[-1]", "[2048]", "[1.5]", "[true]"}},
@@ -177,11 +184,13 @@ TEST_CASE("values out of type or range name their field") {
 
 TEST_CASE("values reach the request") {
   const GenerationRequest r = completion(
-      R"("model":"other-name","temperature":0,"top_p":0.5,"top_k":-1,"min_p":0.1,"presence_penalty":-2,"frequency_penalty":2,)"
+      R"("model":"other-name","temperature":0,"top_p":0.5,"top_k":-1,"min_p":0.1,"presence_penalty":-2,)"
+      R"("frequency_penalty":2,)"
       R"("repetition_penalty":1.5,"seed":-1,"max_tokens":7,"min_tokens":3,"ignore_eos":true,"stop":["a","b"],)"
       R"("stop_token_ids":[5,6],"logit_bias":{"17":-100,"0":2.5},"n":3,"stream":true,)"
       R"("stream_options":{"include_usage":true,"continuous_usage_stats":true},"logprobs":4,"echo":true,"priority":-3,)"
-      R"("timeout":0.0015,"speculate":"chain","budget":9,"spine":true,"return_token_ids":true,"return_tokens_as_token_ids":true)");
+      R"("timeout":0.0015,"speculate":"chain","budget":9,"spine":true,"return_token_ids":true,)"
+      R"("return_tokens_as_token_ids":true)");
   CHECK(r.model == "other-name");
   CHECK(r.temperature == 0);
   CHECK(r.top_p == 0.5);
@@ -204,12 +213,11 @@ TEST_CASE("values reach the request") {
   CHECK((o.min_tokens == 3 && o.ignore_eos == 1 && o.n_stop_tokens == 2 && o.stop_tokens[1] == 6));
   CHECK((o.n_stop == 2 && std::string(o.stop[1]) == "b"));
   CHECK((o.n_bias == 2 && o.bias_values[1] == 2.5f));
-  CHECK((o.logprobs == 4 && o.prompt_logprobs == 4));   // the echo has log-probabilities too
+  CHECK((o.logprobs == 4 && o.prompt_logprobs == 4));  // the echo has log-probabilities too
   CHECK((o.priority == -3 && o.timeout_ms == 2 && o.speculate == KDT_SPECULATE_CHAIN && o.budget == 9 && o.spine == 1));
   CHECK(choice_options(chat(""), prompt, 0).options.max_tokens == 1022);
   CHECK(chat(R"("max_completion_tokens":5)").max_tokens == 5);
-  CHECK(chat(R"("max_completion_tokens":5,"max_tokens":5)").max_tokens == 5);
-  CHECK(chat_error(R"("max_completion_tokens":5,"max_tokens":6)").param == "max_tokens");
+  CHECK(chat_error(R"("max_completion_tokens":5,"max_tokens":5)").param == "max_tokens");
   CHECK(chat(R"("seed":18446744073709551615)").seed == UINT64_MAX);
   CHECK(chat(R"("seed":3.0)").seed == 3);
   CHECK(chat(R"("top_p":0)").top_p > 0);
@@ -219,14 +227,16 @@ TEST_CASE("values reach the request") {
 }
 
 TEST_CASE("prompts: text, ids and lists of them; an empty one is refused (it must not reach the engine)") {
-  const auto parse = [](const std::string& prompt) { return protocol().parse_completion(R"({"prompt":)" + prompt + "}"); };
+  const auto parse = [](const std::string& prompt) {
+    return protocol().parse_completion(R"({"prompt":)" + prompt + "}");
+  };
   CHECK(parse(R"("x")").prompts[0].text == "x");
   CHECK(parse("[1,2]").prompts[0].ids == std::vector<int32_t>{1, 2});
   CHECK(parse(R"(["a","b"])").n_choices() == 2);
   CHECK(parse("[[1],[2,3]]").prompts[1].ids == std::vector<int32_t>{2, 3});
   CHECK(parse(R"("\u0000")").prompts[0].text == std::string(1, '\0'));
-  for (const char* bad : {"\"\"", "[]", "[[]]", "[\"\"]", "[\"a\",1]", "[1,\"a\"]", "[[1],\"a\"]", "[null]", "1", "{}", "[{}]",
-                          "[2048]", "[-1]", "[[1],[]]", "null", "true"}) {
+  for (const char* bad : {"\"\"", "[]", "[[]]", "[\"\"]", "[\"a\",1]", "[1,\"a\"]", "[[1],\"a\"]", "[null]", "1", "{}",
+                          "[{}]", "[2048]", "[-1]", "[[1],[]]", "null", "true"}) {
     CAPTURE(bad);
     const ApiError error = error_of([&] { parse(bad); });
     CHECK(error.http_status == 400);
@@ -259,22 +269,42 @@ TEST_CASE("an unknown model is 404 model_not_found") {
 }
 
 TEST_CASE("harmless fields are ignored, fields that change meaning are refused by name") {
-  for (const char* member : {R"("user":"me")", R"("metadata":{"a":"b"})", R"("store":true)", R"("service_tier":"auto")",
-                             R"("safety_identifier":"x")", R"("prompt_cache_key":"x")", R"("parallel_tool_calls":true)",
-                             R"("response_format":{"type":"text"})", R"("modalities":["text"])", R"("echo":false)",
-                             R"("add_generation_prompt":true)", R"("use_beam_search":false)", R"("length_penalty":1.0)",
-                             R"("skip_special_tokens":true)", R"("tool_choice":"auto")", R"("tools":[])", R"("best_of":1)"}) {
+  for (const char* member :
+       {R"("user":"me")", R"("metadata":{"a":"b"})", R"("store":true)", R"("service_tier":"auto")",
+        R"("safety_identifier":"x")", R"("prompt_cache_key":"x")", R"("parallel_tool_calls":true)",
+        R"("response_format":{"type":"text"})", R"("modalities":["text"])", R"("echo":false)",
+        R"("add_generation_prompt":true)", R"("use_beam_search":false)", R"("length_penalty":1.0)",
+        R"("skip_special_tokens":true)", R"("tool_choice":"auto")", R"("tools":[])", R"("best_of":1)"}) {
     CAPTURE(member);
     CHECK_NOTHROW(chat(member));
   }
-  const std::map<std::string, std::string> refused = {
-      {"response_format", R"({"type":"json_object"})"}, {"guided_json", "{}"}, {"guided_regex", "\"a\""},
-      {"guided_choice", "[]"}, {"guided_grammar", "\"x\""}, {"structured_outputs", "{}"}, {"grammar", "\"x\""},
-      {"functions", "[]"}, {"function_call", "\"auto\""}, {"audio", "{}"}, {"modalities", R"(["text","audio"])"},
-      {"parallel_tool_calls", "false"}, {"use_beam_search", "true"}, {"include_stop_str_in_output", "true"},
-      {"typical_p", "0.5"}, {"top_a", "0.1"}, {"mirostat", "1"}, {"dry_multiplier", "0.8"}, {"xtc_probability", "0.5"},
-      {"lora_request", "{}"}, {"reasoning_effort", "\"high\""}, {"add_generation_prompt", "false"}, {"tool_choice", "\"required\""},
-      {"chat_template", "\"{{ x }}\""}, {"logits_processors", "[]"}, {"best_of", "2"}, {"continue_final_message", "true"}};
+  const std::map<std::string, std::string> refused = {{"response_format", R"({"type":"json_object"})"},
+                                                      {"guided_json", "{}"},
+                                                      {"guided_regex", "\"a\""},
+                                                      {"guided_choice", "[]"},
+                                                      {"guided_grammar", "\"x\""},
+                                                      {"structured_outputs", "{}"},
+                                                      {"grammar", "\"x\""},
+                                                      {"functions", "[]"},
+                                                      {"function_call", "\"auto\""},
+                                                      {"audio", "{}"},
+                                                      {"modalities", R"(["text","audio"])"},
+                                                      {"parallel_tool_calls", "false"},
+                                                      {"use_beam_search", "true"},
+                                                      {"include_stop_str_in_output", "true"},
+                                                      {"typical_p", "0.5"},
+                                                      {"top_a", "0.1"},
+                                                      {"mirostat", "1"},
+                                                      {"dry_multiplier", "0.8"},
+                                                      {"xtc_probability", "0.5"},
+                                                      {"lora_request", "{}"},
+                                                      {"reasoning_effort", "\"high\""},
+                                                      {"add_generation_prompt", "false"},
+                                                      {"tool_choice", "\"required\""},
+                                                      {"chat_template", "\"{{ x }}\""},
+                                                      {"logits_processors", "[]"},
+                                                      {"best_of", "2"},
+                                                      {"continue_final_message", "true"}};
   for (const auto& [name, value] : refused) {
     const ApiError error = chat_error("\"" + name + "\":" + value);
     CAPTURE(name);
@@ -287,7 +317,8 @@ TEST_CASE("harmless fields are ignored, fields that change meaning are refused b
     CHECK(completion_error(member).code == "unsupported_parameter");
   }
   CHECK_NOTHROW(completion(R"("n":2,"best_of":2)"));
-  for (const char* member : {R"("temprature":1)", R"("prompt":"x")", R"("Temperature":1)", R"("":1)", R"("__proto__":{})"}) {
+  for (const char* member :
+       {R"("temprature":1)", R"("prompt":"x")", R"("Temperature":1)", R"("":1)", R"("__proto__":{})"}) {
     CHECK(chat_error(member).code == "unknown_parameter");
   }
   CHECK(chat_error("\"a\\u001b[31m\":1").message == "Unknown parameter: 'a\\x1b[31m'.");
@@ -300,12 +331,12 @@ TEST_CASE("conversations, tools and template settings") {
     const ApiError error = error_of([&] { protocol().parse_chat(std::string(R"({"messages":)") + messages + "}"); });
     CHECK(error.param.substr(0, 8) == "messages");
   }
-  const GenerationRequest r = protocol().parse_chat(
-      R"({"messages":[{"role":"developer","content":"be brief"},{"role":"user","content":"hi"}],)"
-      R"("tools":[{"type":"function","function":{"name":"f","parameters":{"z":1,"a":2}}}],)"
-      R"("chat_template_kwargs":{"thinking":true,"preserve_thinking":true}})");
+  const GenerationRequest r =
+      protocol().parse_chat(R"({"messages":[{"role":"developer","content":"be brief"},{"role":"user","content":"hi"}],)"
+                            R"("tools":[{"type":"function","function":{"name":"f","parameters":{"z":1,"a":2}}}],)"
+                            R"("chat_template_kwargs":{"thinking":true,"preserve_thinking":true}})");
   CHECK(Json::parse(r.messages_json)[0]["role"] == "system");
-  CHECK(r.tools_json.find("\"z\":1,\"a\":2") != std::string::npos);   // in the client's order
+  CHECK(r.tools_json.find("\"z\":1,\"a\":2") != std::string::npos);  // in the client's order
   CHECK(r.thinking == KDT_THINKING_ON);
   CHECK(r.preserve_thinking);
   const char* tools = R"("tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"none")";
@@ -314,7 +345,8 @@ TEST_CASE("conversations, tools and template settings") {
   CHECK(chat_error(R"("chat_template_kwargs":{"chat_template":"x"})").param == "chat_template_kwargs.chat_template");
   CHECK(chat_error(R"("chat_template_kwargs":{"thinking":1})").param == "chat_template_kwargs.thinking");
   CHECK(chat_error(R"("chat_template_kwargs":{"thinking":true,"enable_thinking":false})").http_status == 400);
-  CHECK(chat_error(R"("tools":[{"type":"function","function":{"name":"f","strict":true}}])").param == "tools[0].function.strict");
+  CHECK(chat_error(R"("tools":[{"type":"function","function":{"name":"f","strict":true}}])").param ==
+        "tools[0].function.strict");
   CHECK(error_of([] {
           protocol().parse_chat(R"({"messages":[{"role":"assistant","content":"x","function_call":{}}]})");
         }).param == "messages[0].function_call");
@@ -322,7 +354,9 @@ TEST_CASE("conversations, tools and template settings") {
 
 TEST_CASE("tokenize and detokenize") {
   CHECK(protocol().parse_tokenize(R"({"prompt":"","add_special_tokens":false})").prompt.empty());
-  CHECK(protocol().parse_tokenize(R"({"messages":[{"role":"user","content":"x"}],"add_generation_prompt":true})").is_chat);
+  CHECK(protocol()
+            .parse_tokenize(R"({"messages":[{"role":"user","content":"x"}],"add_generation_prompt":true})")
+            .is_chat);
   CHECK(error_of([] { protocol().parse_tokenize("{}"); }).http_status == 400);
   CHECK(error_of([] { protocol().parse_tokenize(R"({"prompt":"x","messages":[{}]})"); }).http_status == 400);
   CHECK(error_of([] { protocol().parse_tokenize(R"({"prompt":["x"]})"); }).param == "prompt");
@@ -346,6 +380,7 @@ TEST_CASE("errors of the library become OpenAI's") {
 
 TEST_CASE("text for the log is one printable line") {
   CHECK(one_line("a\nb\r\t\x1b[0m\x7f") == "a\\nb\\r\\t\\x1b[0m\\x7f");
-  CHECK(one_line("\xc2\x9b" "1m\xff\xe6\xbc\xa2") == "\\xc2\\x9b1m\\xff\xe6\xbc\xa2");
+  CHECK(one_line("\xc2\x9b"
+                 "1m\xff\xe6\xbc\xa2") == "\\xc2\\x9b1m\\xff\xe6\xbc\xa2");
   CHECK(one_line(std::string(500, 'x')).size() == 123);
 }
