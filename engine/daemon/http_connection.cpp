@@ -79,8 +79,10 @@ HttpConnection::~HttpConnection() { server_.connections_.erase(this); }
 
 asio::awaitable<void> HttpConnection::run() {
   const auto self = shared_from_this();
-  bool open = true;
-  while (open && co_await wait_for_request()) {
+  for (bool open = true; open;) {
+    // Not in the loop's condition: GCC 12 awaits the right-hand side of && whatever the left one is.
+    const bool arrived = co_await wait_for_request();
+    if (!arrived) break;
     status_ = 0;
     events_ = complete_ = false;
     began_ = Clock::now();

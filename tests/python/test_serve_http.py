@@ -155,6 +155,15 @@ def test_request_ids(daemon):
   assert len(daemon.request("GET", "/health", headers={"X-Request-Id": "x" * 1000})[1]["X-Request-Id"]) < 100
 
 
+@pytest.mark.parametrize("request_bytes", [b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+                                           b"GET /health HTTP/1.0\r\nHost: a\r\n\r\n"])
+def test_a_connection_that_is_to_be_closed_is_closed_at_once(daemon, request_bytes):
+  with daemon.connect(timeout=5) as client:
+    client.sendall(request_bytes)
+    while client.recv(65536):   # a time-out is an error here
+      pass
+
+
 def test_a_connection_serves_many_requests(daemon):
   with daemon.connect() as client:
     for _ in range(3):
