@@ -58,9 +58,9 @@ Submitted submit(kdt_engine* engine, const openai::Protocol& protocol, openai::R
 }  // namespace
 
 // The engine requests of one reply, and what their events have become. The io thread.
-class Generation final : public std::enable_shared_from_this<Generation> {
+class LiveReply final : public std::enable_shared_from_this<LiveReply> {
  public:
-  Generation(asio::io_context& io, Submitted submitted, const openai::ModelText& text)
+  LiveReply(asio::io_context& io, Submitted submitted, const openai::ModelText& text)
       : reply_(submitted.request, std::move(submitted.prompts), text),
         is_stream_(submitted.request->stream),
         changed_(io, Clock::time_point::max()) {
@@ -205,7 +205,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
 };
 
 asio::awaitable<void> Generations::serve(Exchange& exchange, openai::RequestKind kind) {
-  std::shared_ptr<Generation> generation;
+  std::shared_ptr<LiveReply> generation;
   exchange.watch([&generation] {
     if (generation) generation->leave();
   });
@@ -220,10 +220,10 @@ asio::awaitable<void> Generations::serve(Exchange& exchange, openai::RequestKind
   exchange.request().body = {};
   if (exchange.gone()) co_return;
 
-  generation = std::make_shared<Generation>(io_, std::move(submitted), text_);
+  generation = std::make_shared<LiveReply>(io_, std::move(submitted), text_);
   // However this ends, the engine's requests end with it.
   struct Entry {
-    Entry(std::unordered_map<std::string, Generation*>& open_, Generation& generation_)
+    Entry(std::unordered_map<std::string, LiveReply*>& open_, LiveReply& generation_)
         : open(open_), generation(generation_) {
       open[generation.reply().id()] = &generation;
     }
@@ -231,8 +231,8 @@ asio::awaitable<void> Generations::serve(Exchange& exchange, openai::RequestKind
       open.erase(generation.reply().id());
       generation.stop();
     }
-    std::unordered_map<std::string, Generation*>& open;
-    Generation& generation;
+    std::unordered_map<std::string, LiveReply*>& open;
+    LiveReply& generation;
   };
   const Entry entry(open_, *generation);
   const openai::Reply& reply = generation->reply();
@@ -251,7 +251,7 @@ asio::awaitable<void> Generations::serve(Exchange& exchange, openai::RequestKind
   co_await exchange.respond(std::move(response));
 }
 
-asio::awaitable<void> Generations::stream(Exchange& exchange, Generation& generation) {
+asio::awaitable<void> Generations::stream(Exchange& exchange, LiveReply& generation) {
   bool open = co_await exchange.begin_events();
   while (open && !generation.is_left()) {
     co_await generation.wait();

@@ -13,7 +13,7 @@
 
 namespace kdt {
 
-class Generation;
+class LiveReply;
 
 // The io thread.
 class Generations {
@@ -32,7 +32,7 @@ class Generations {
   void fail_all(const openai::ApiError& error);
 
  private:
-  asio::awaitable<void> stream(Exchange& exchange, Generation& generation);
+  asio::awaitable<void> stream(Exchange& exchange, LiveReply& generation);
 
   asio::io_context& io_;
   Workers& workers_;
@@ -40,7 +40,7 @@ class Generations {
   const openai::Protocol& protocol_;
   const openai::ModelText& text_;
   std::chrono::milliseconds timeout_;
-  std::unordered_map<std::string, Generation*> open_;   // by response id
+  std::unordered_map<std::string, LiveReply*> open_;   // by response id
 };
 
 }  // namespace kdt
