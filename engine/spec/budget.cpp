@@ -27,14 +27,14 @@ double CostTable::at(int64_t rows) const {
 }
 
 void CostTable::refine(int64_t rows, double seconds) {
-  if (rows > kRows.back()) return;
   const double expected = at(rows);
   if (!(seconds > 0) || seconds > kOutlier * expected) return;
   const double ratio = 1 + kRefineRate * (seconds / expected - 1);
   for (size_t i = 0; i < kRows.size(); ++i) {
     const bool below = i + 1 < kRows.size() && kRows[i] <= rows && rows < kRows[i + 1];
     const bool above = i > 0 && kRows[i - 1] < rows && rows <= kRows[i];
-    if (below || above || kRows[i] == rows) seconds_[i] *= ratio;
+    const bool beyond = rows > kRows.back() && i + 2 >= kRows.size();   // the slope that extends the table
+    if (below || above || beyond || kRows[i] == rows) seconds_[i] *= ratio;
   }
 }
 

@@ -16,7 +16,7 @@ class CostTable {
   static constexpr std::array<int64_t, 14> kRows = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64};
 
   void set(int64_t rows, double seconds);        // one of kRows
-  // A measured round: moves the neighbouring entries towards it.
+  // A measured round: moves the neighbouring entries towards it; the last two when it is larger than all of them.
   void refine(int64_t rows, double seconds);
   double at(int64_t rows) const;                 // interpolated; past the last entry extrapolated by its slope
   std::span<const double> seconds() const { return seconds_; }
