@@ -87,11 +87,6 @@ void StreamsBench::declare() {
   flags.toggle("--json", json, "Print one JSON object instead of the table");
 }
 
-struct DestroyRequest {
-  void operator()(kdt_request* request) const noexcept { kdt_request_destroy(request); }
-};
-using RequestHandle = std::unique_ptr<kdt_request, DestroyRequest>;
-
 RequestHandle submit(const Engine& engine, const std::vector<int32_t>& ids, const Mode& mode, int32_t max_tokens) {
   kdt_request_options options = default_request_options();
   options.prompt = ids.data();
@@ -176,7 +171,9 @@ int StreamsBench::run() {
   // Interleaved, so that whatever else the machine does falls on all rows alike.
   for (int32_t i = 0; i < repeat; ++i) {
     for (Row& row : rows) {
-      if (stderr_is_terminal()) std::cerr << "\rrepeat " << i + 1 << "/" << repeat << ", " << row.streams << " streams, " << row.mode.name << "   " << std::flush;
+      if (stderr_is_terminal())
+        std::cerr << "\rrepeat " << i + 1 << "/" << repeat << ", " << row.streams << " streams, " << row.mode.name << "   "
+                  << std::flush;
       row.samples.push_back(measure(loaded, prompts, row, max_tokens));
     }
   }
@@ -187,8 +184,9 @@ int StreamsBench::run() {
   Json list = Json::array();
   for (const Row& row : rows) {
     const double rate = row.median(&Sample::tokens_per_second), first = rows.front().median(&Sample::tokens_per_second);
-    table.add({row.mode.name, std::to_string(row.streams), fixed(rate, 0), fixed(rate / first, 2), fixed(row.median(&Sample::round_ms), 2),
-               fixed(row.median(&Sample::host_us), 1), fixed(row.median(&Sample::acceptance), 2)});
+    table.add({row.mode.name, std::to_string(row.streams), fixed(rate, 0), fixed(rate / first, 2),
+               fixed(row.median(&Sample::round_ms), 2), fixed(row.median(&Sample::host_us), 1),
+               fixed(row.median(&Sample::acceptance), 2)});
     list.push_back({{"mode", row.mode.name},
                     {"streams", row.streams},
                     {"tokens_per_second", rate},
@@ -197,8 +195,12 @@ int StreamsBench::run() {
                     {"tokens_per_round", row.median(&Sample::acceptance)}});
   }
   if (json) {
-    const Json report = {{"schema_version", 1}, {"rows", list}, {"prefill_tokens", prefill}, {"first_token_ms_cold", cold},
-                         {"first_token_ms_prefix_hit", hit}, {"engine", loaded.info()}};
+    const Json report = {{"schema_version", 1},
+                         {"rows", list},
+                         {"prefill_tokens", prefill},
+                         {"first_token_ms_cold", cold},
+                         {"first_token_ms_prefix_hit", hit},
+                         {"engine", loaded.info()}};
     write_stdout(report.dump(2) + "\n");
   } else {
     write_stdout(table.render(1) + "\nfirst token of " + std::to_string(prefill) + " tokens: cold " + fixed(cold, 1) +

@@ -11,11 +11,6 @@ namespace {
 // How long a wait for events lasts before the interrupt flag is looked at again.
 constexpr int32_t kPollMs = 50;
 
-struct DestroyRequest {
-  void operator()(kdt_request* request) const noexcept { kdt_request_destroy(request); }
-};
-using RequestHandle = std::unique_ptr<kdt_request, DestroyRequest>;
-
 // `call(ids, capacity, &n)` is one of the functions that report the full count when the buffer is too small.
 template <typename Call>
 std::vector<int32_t> collect_ids(const Call& call, size_t guess) {

@@ -35,6 +35,12 @@ class Engine {
   std::unique_ptr<kdt_engine, Destroy> handle_;
 };
 
+// A submitted request; the engine may go first.
+struct DestroyRequest {
+  void operator()(kdt_request* request) const noexcept { kdt_request_destroy(request); }
+};
+using RequestHandle = std::unique_ptr<kdt_request, DestroyRequest>;
+
 // What one request yielded. `result` borrows nothing: its depths and its error are copied beside it.
 struct Generation {
   std::string text;

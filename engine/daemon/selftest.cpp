@@ -42,11 +42,6 @@ const Mode kSpeculations[] = {{"chain", KDT_SPECULATE_CHAIN, 0},  {"tree, 1 node
                                   {"tree, 8 nodes", KDT_SPECULATE_TREE, 8}, {"tree, 64 nodes", KDT_SPECULATE_TREE, 64},
                                   {"auto", KDT_SPECULATE_AUTO, 0}};
 
-struct DestroyRequest {
-  void operator()(kdt_request* request) const noexcept { kdt_request_destroy(request); }
-};
-using RequestHandle = std::unique_ptr<kdt_request, DestroyRequest>;
-
 // A check by name: how often it was made and how often it failed.
 struct Comparison {
   int64_t made = 0, failed = 0;
