@@ -155,16 +155,22 @@ std::shared_ptr<Request> Engine::enqueue(RequestSettings settings) {
     if (failed_) throw Error(Status::engine_failed, "engine: failed: " + failure_);
     if (draining_ || stop_)
       kdt::fail(Status::shutting_down, "engine", "draining", "an engine that takes requests");
-    if (waiting_ >= options_.max_waiting)
-      kdt::fail(Status::queue_full, "max_waiting", std::to_string(waiting_) + " requests wait",
+    const Counts now = counts();
+    if (now.waiting >= options_.max_waiting)
+      kdt::fail(Status::queue_full, "max_waiting", std::to_string(now.waiting) + " requests wait",
                 "fewer than " + std::to_string(options_.max_waiting) + "; try again later");
     request = std::make_shared<Request>(std::move(settings), next_serial_++);
-    if (running_ + waiting_ == 0) last_move_ = Clock::now();
-    ++waiting_;
+    if (now.all() == 0) last_move_ = Clock::now();
     inbox_.push_back(request);
   }
   wake_.notify_one();
   return request;
+}
+
+// The figures show an end before the request itself does: who has seen one may count with the place.
+Engine::Counts Engine::counts() const {
+  const StateFigures state = figures_.state();
+  return {state.running, state.waiting + static_cast<int64_t>(inbox_.size())};
 }
 
 void Engine::score(std::span<const int32_t> ids, float* logits) {
@@ -188,11 +194,11 @@ void Engine::score(std::span<const int32_t> ids, float* logits) {
 void Engine::drain(int32_t timeout_ms) {
   std::unique_lock lock(mutex_);
   draining_ = true;
-  const auto idle = [this] { return running_ + waiting_ == 0; };
+  const auto idle = [this] { return counts().all() == 0; };
   if (timeout_ms < 0) {
     moved_.wait(lock, idle);
   } else if (!moved_.wait_for(lock, std::chrono::milliseconds(timeout_ms), idle)) {
-    throw Error(Status::timeout, "drain: " + std::to_string(running_ + waiting_) + " requests are left after " +
+    throw Error(Status::timeout, "drain: " + std::to_string(counts().all()) + " requests are left after " +
                                      std::to_string(timeout_ms) + " ms");
   }
 }
@@ -218,8 +224,8 @@ int64_t Engine::reset_prefix_cache() {
 
 Health Engine::health() const {
   std::lock_guard lock(mutex_);
-  const bool pending = running_ + waiting_ > 0;
-  return {failed_, draining_, running_, waiting_, pending ? seconds_since(last_move_) : 0.0};
+  const Counts now = counts();
+  return {failed_, draining_, now.running, now.waiting, now.all() > 0 ? seconds_since(last_move_) : 0.0};
 }
 
 std::vector<int32_t> Engine::encode_chat(std::string_view messages_json, std::string_view tools_json,
@@ -233,17 +239,18 @@ std::vector<int32_t> Engine::encode_chat(std::string_view messages_json, std::st
 }
 
 bool Engine::take_inbox() {
-  std::vector<std::shared_ptr<Request>> requests;
   std::vector<std::function<void()>> errands;
   bool go_on = true;
   {
     std::lock_guard lock(mutex_);
-    requests.swap(inbox_);
+    // From one to the other under the lock: each is counted once.
+    std::vector<std::shared_ptr<Request>> requests = std::move(inbox_);
+    inbox_.clear();
+    for (auto& request : requests) batch_->add(std::move(request));
     errands.swap(errands_);
-    go_on = !stop_ || !requests.empty() || running_ + waiting_ > 0;
+    go_on = !stop_ || counts().all() > 0;
   }
   for (const auto& errand : errands) errand();
-  for (auto& request : requests) batch_->add(std::move(request));
   return go_on;
 }
 
@@ -265,13 +272,12 @@ void Engine::run() {
       moved = true;
     }
     std::unique_lock lock(mutex_);
-    running_ = batch_->n_running();
-    waiting_ = batch_->n_waiting() + static_cast<int64_t>(inbox_.size());
     if (moved) last_move_ = Clock::now();
-    if (running_ + waiting_ == 0) moved_.notify_all();
+    const bool idle = counts().all() == 0;
+    if (idle) moved_.notify_all();
     if (moved || !inbox_.empty() || !errands_.empty()) continue;
     const auto something = [this] { return stop_ || !inbox_.empty() || !errands_.empty(); };
-    if (running_ + waiting_ == 0) {
+    if (idle) {
       wake_.wait(lock, something);
     } else {
       wake_.wait_for(lock, kStuckPoll, something);

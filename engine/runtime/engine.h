@@ -71,6 +71,12 @@ class Engine {
   std::vector<Figure> figures() const { return figures_.read(); }
 
  private:
+  struct Counts {
+    int64_t running, waiting;            // waiting: the inbox included
+    int64_t all() const { return running + waiting; }
+  };
+  Counts counts() const;                 // under mutex_
+
   void check_tokens(std::span<const int32_t> ids, const char* what) const;
   void check_settings(const RequestSettings& settings) const;
   int64_t choose_pages() const;
@@ -102,7 +108,6 @@ class Engine {
   std::vector<std::shared_ptr<Request>> inbox_;
   std::vector<std::function<void()>> errands_;   // between two rounds
   uint64_t next_serial_ = 1, cancelled_serial_ = 0;
-  int64_t running_ = 0, waiting_ = 0;    // waiting: the inbox included
   std::chrono::steady_clock::time_point last_move_ = std::chrono::steady_clock::now();
   bool stop_ = false, draining_ = false;
   std::atomic<bool> failed_{false};
