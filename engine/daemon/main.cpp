@@ -16,6 +16,14 @@
 namespace kdt {
 namespace {
 
+// Without a command it is `serve`, with or without flags of its own.
+std::vector<std::string> with_command(std::vector<std::string> arguments) {
+  const bool is_flag = !arguments.empty() && arguments[0].size() > 2 && arguments[0].compare(0, 2, "--") == 0;
+  const bool is_ours = is_flag && (arguments[0] == "--help" || arguments[0] == "--version");
+  if (arguments.empty() || (is_flag && !is_ours)) arguments.insert(arguments.begin(), "serve");
+  return arguments;
+}
+
 int run(const std::vector<std::string>& arguments) {
   // A reader that goes away is noticed at the write, and ends the program quietly.
   signal(SIGPIPE, SIG_IGN);
@@ -33,7 +41,7 @@ int run(const std::vector<std::string>& arguments) {
              "Exit codes: 0 ok, 1 the input or the run failed, 2 usage, 130 interrupted.");
   const std::vector<Command> commands = {add_serve(app), add_generate(app), add_info(app), add_bench(app), add_bench_streams(app), add_selftest(app)};
 
-  if (parse_command_line(app, arguments.empty() ? std::vector<std::string>{"serve"} : arguments)) return kExitOk;
+  if (parse_command_line(app, with_command(arguments))) return kExitOk;
   for (const Command& command : commands) {
     if (command.flags->parsed() > 0) return command.run();
   }
