@@ -205,9 +205,10 @@ class LiveReply final : public std::enable_shared_from_this<LiveReply> {
 };
 
 asio::awaitable<void> Generations::serve(Exchange& exchange, openai::RequestKind kind) {
-  std::shared_ptr<LiveReply> generation;
-  exchange.watch([&generation] {
-    if (generation) generation->leave();
+  // The watch outlives this frame: an error is answered after it, and that write may wait for the client.
+  const auto watched = std::make_shared<std::shared_ptr<LiveReply>>();
+  exchange.watch([watched] {
+    if (*watched) (*watched)->leave();
   });
 
   Submitted submitted;
@@ -220,7 +221,8 @@ asio::awaitable<void> Generations::serve(Exchange& exchange, openai::RequestKind
   exchange.request().body = {};
   if (exchange.gone()) co_return;
 
-  generation = std::make_shared<LiveReply>(io_, std::move(submitted), text_);
+  const auto generation = std::make_shared<LiveReply>(io_, std::move(submitted), text_);
+  *watched = generation;
   // However this ends, the engine's requests end with it.
   struct Entry {
     Entry(std::unordered_map<std::string, LiveReply*>& open_, LiveReply& generation_)

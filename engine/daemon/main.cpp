@@ -1,4 +1,5 @@
 // kdtree-run: the command line of the engine. Uses kdtree.h only.
+#include <fcntl.h>
 #include <signal.h>
 
 #include <exception>
@@ -16,6 +17,12 @@
 namespace kdt {
 namespace {
 
+// A descriptor that was closed would be given to the next file or socket, and text would be written into that.
+void open_standard_descriptors() {
+  for (int descriptor = 0; descriptor <= 2; ++descriptor)
+    if (fcntl(descriptor, F_GETFD) == -1) open("/dev/null", descriptor == 0 ? O_RDONLY : O_WRONLY);
+}
+
 // Without a command it is `serve`, with or without flags of its own.
 std::vector<std::string> with_command(std::vector<std::string> arguments) {
   const bool is_flag = !arguments.empty() && arguments[0].size() > 2 && arguments[0].compare(0, 2, "--") == 0;
@@ -27,6 +34,7 @@ std::vector<std::string> with_command(std::vector<std::string> arguments) {
 int run(const std::vector<std::string>& arguments) {
   // A reader that goes away is noticed at the write, and ends the program quietly.
   signal(SIGPIPE, SIG_IGN);
+  open_standard_descriptors();
   install_interrupt_handler();
   check_abi();
 

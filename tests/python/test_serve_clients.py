@@ -114,6 +114,23 @@ def test_leaving_with_another_request_sent_ahead(daemon):
   daemon.until_idle()
 
 
+@pytest.mark.parametrize("leave", LEAVE)
+def test_leaving_while_refusals_wait_to_be_written(daemon, leave):
+  """Refused requests sent ahead, and nothing read: an answer waits in a full socket when the client leaves."""
+  refused = http_bytes("/v1/completions", {"prompt": "x", "temperature": "y" * 300})
+  client = daemon.connect(receive_buffer=2048)
+  client.setblocking(False)
+  end = time.monotonic() + 0.7
+  while time.monotonic() < end:
+    try:
+      client.send(refused * 50)
+    except BlockingIOError:
+      time.sleep(0.02)
+  leave(client)
+  time.sleep(0.3)
+  client.close()
+
+
 def test_leaving_with_many_choices(daemon):
   client = open_stream(daemon, long_stream(n=4, prompt=["a = 1\n", "b = 2\n"]))
   daemon.until_running(8)
