@@ -16,7 +16,8 @@ KEY = "schema-key"
 
 @pytest.fixture(scope="module")
 def daemon():
-  with Daemon(env={"KDTREE_API_KEY": KEY}) as running:
+  # A chat without max_tokens has all of the context, for each of its choices: bounds that keep every answer short.
+  with Daemon("--max-context", 256, "--max-n", 8, "--request-timeout", 20, env={"KDTREE_API_KEY": KEY}) as running:
     yield running
 
 
