@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "checkpoint/json_fields.h"
+#include "checkpoint/partition.h"
 
 namespace kdt {
 namespace {
@@ -45,9 +46,56 @@ std::string spelled(DType dtype, const std::vector<int64_t>& shape) {
 
 }  // namespace
 
-Checkpoint Checkpoint::open(const std::string& directory) { return open_with_prefix(directory, "language_model."); }
+Checkpoint Checkpoint::open(const std::string& directory) {
+  return is_shard_directory(directory) ? open_shard(directory, false) : open_with_prefix(directory, "language_model.");
+}
 
-Checkpoint Checkpoint::open_draft(const std::string& directory) { return open_with_prefix(directory, "model."); }
+Checkpoint Checkpoint::open_draft(const std::string& directory) {
+  return is_shard_directory(directory) ? open_shard(directory, true) : open_with_prefix(directory, "model.");
+}
+
+Checkpoint Checkpoint::open_shard(const std::string& directory, bool draft) {
+  Checkpoint out;
+  out.directory_ = directory;
+  out.manifest_ = load_shard_manifest(directory);
+  const size_t tp = out.manifest_->ranks.size();
+  if (tp != 1)
+    fail(Status::unsupported, directory + "/" + kManifestName + ": tp", std::to_string(tp),
+         "1, the ranks of this engine");
+  const ShardManifest::Rank& rank = out.manifest_->ranks.front();
+  const std::string path = directory + "/" + rank.file;
+  if (!file_exists(path))
+    fail(Status::io, path, "no such file", std::string("the file that ") + kManifestName + " names");
+  out.files_.push_back(SafetensorsFile::open(path));
+  const SafetensorsFile& file = out.files_.front();
+  const auto expect = [&](const std::string& subject, const std::string& found, const std::string& wanted) {
+    if (found != wanted) fail(Status::bad_file, path + subject, found, wanted + ", as " + kManifestName + " says");
+  };
+  expect("", std::to_string(file.bytes()) + " bytes", std::to_string(rank.bytes) + " bytes");
+  const std::map<std::string, std::string> of_rank = {{"rank", "0"}, {"tp", std::to_string(tp)}};
+  for (const auto& [key, wanted] : of_rank) {
+    const auto found = file.metadata().find(key);
+    expect(": __metadata__." + key, found == file.metadata().end() ? "absent" : found->second, wanted);
+  }
+  for (const auto& [name, checksum] : rank.checksums)
+    if (file.tensors().count(name) == 0) expect(": " + name, "absent", "the tensor");
+  constexpr std::string_view kDraft = kDraftPrefix;
+  for (const auto& [full_name, view] : file.tensors()) {
+    if (rank.checksums.count(full_name) == 0) expect(": " + full_name, "a tensor without a checksum", "one");
+    const bool of_draft = starts_with(full_name, kDraft);
+    if (of_draft == draft) out.by_name_[full_name.substr(draft ? kDraft.size() : 0)] = &view;
+    else ++out.skipped_;
+  }
+  return out;
+}
+
+void Checkpoint::check_sum(const TensorView& tensor, const std::string& checksum) const {
+  const auto& expected = manifest_->ranks.front().checksums;
+  const auto found = expected.find(tensor.name);
+  if (found == expected.end() || found->second != checksum)
+    fail(Status::bad_file, tensor.file + ": " + tensor.name, "checksum " + checksum,
+         (found == expected.end() ? "one" : found->second) + ", as " + kManifestName + " says");
+}
 
 Checkpoint Checkpoint::open_with_prefix(const std::string& directory, std::string_view optional_prefix) {
   std::error_code error;
@@ -100,6 +148,12 @@ Checkpoint Checkpoint::open_with_prefix(const std::string& directory, std::strin
 }
 
 bool Checkpoint::has(std::string_view name) const { return by_name_.find(name) != by_name_.end(); }
+
+std::vector<std::string> Checkpoint::names() const {
+  std::vector<std::string> out;
+  for (const auto& [name, view] : by_name_) out.push_back(name);
+  return out;
+}
 
 const TensorView& Checkpoint::require(std::string_view name, DType dtype, const std::vector<int64_t>& shape) const {
   const std::string expected = "a tensor of " + spelled(dtype, shape);

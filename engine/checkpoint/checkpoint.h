@@ -1,15 +1,19 @@
-// A Hugging Face checkpoint directory: `model.safetensors.index.json` with its shards, or one `model.safetensors`.
+// A Hugging Face checkpoint directory: `model.safetensors.index.json` with its files, or one `model.safetensors`; or a
+// shard directory (manifest.json, docs/shard_format.md), of which one rank's file is opened.
 //
 // Names are those of K2-Thinking (`model.layers.0…`): the wrapper prefix `language_model.` of K2.5/K2.6 is taken off,
 // and vision tensors (`vision_tower.*`, `mm_projector.*`) are skipped. The drafter's optional `model.` prefix is taken
 // off by `open_draft`. Every tensor of the files is kept, named in the index or not; one name in two files is an error.
+// Of shards the names are those of partition.h, without `draft.`, and the two functions keep their own part.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
+#include "checkpoint/shard_manifest.h"
 
 namespace kdt {
 
@@ -18,11 +22,15 @@ class Checkpoint {
   static Checkpoint open(const std::string& directory);
   static Checkpoint open_draft(const std::string& directory);
 
+  bool sharded() const { return manifest_.has_value(); }
   bool has(std::string_view name) const;
+  std::vector<std::string> names() const;   // of the tensors kept, ascending
   // The tensor of that name; Error(bad_file) naming file, tensor, found and expected unless dtype and shape are as
   // given.
   const TensorView& require(std::string_view name, DType dtype, const std::vector<int64_t>& shape) const;
   void release(const TensorView& tensor) const;
+  // Of shards: Error(bad_file) unless `checksum`, the tensor's, is the manifest's.
+  void check_sum(const TensorView& tensor, const std::string& checksum) const;
 
   const std::string& directory() const { return directory_; }
   size_t tensor_count() const { return by_name_.size(); }
@@ -31,11 +39,13 @@ class Checkpoint {
 
  private:
   static Checkpoint open_with_prefix(const std::string& directory, std::string_view optional_prefix);
+  static Checkpoint open_shard(const std::string& directory, bool draft);
 
   std::string directory_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, const TensorView*, std::less<>> by_name_;  // into files_
   size_t skipped_ = 0;
+  std::optional<ShardManifest> manifest_;
 };
 
 }  // namespace kdt

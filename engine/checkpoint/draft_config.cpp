@@ -4,6 +4,7 @@
 #include "checkpoint/config_limits.h"
 #include "checkpoint/json_fields.h"
 #include "checkpoint/rope_config.h"
+#include "checkpoint/shard_manifest.h"
 
 namespace kdt {
 namespace {
@@ -115,7 +116,7 @@ DraftConfig parse_draft_config(const std::string& json, const std::string& file)
 }
 
 DraftConfig load_draft_config(const std::string& directory) {
-  const std::string file = directory + "/" + kConfigName;
+  const std::string file = directory + "/" + (is_shard_directory(directory) ? kShardDraftConfigName : kConfigName);
   return parse_draft_config(read_text_file(file, kMaxConfigBytes), file);
 }
 

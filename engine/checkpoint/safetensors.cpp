@@ -106,9 +106,12 @@ void check_neighbours(std::vector<Span>& spans, uint64_t data_bytes, const std::
   }
 }
 
-void check_metadata(const Fields& header) {
+void read_metadata(const Fields& header, std::map<std::string, std::string>* out) {
   const Fields metadata = header.object("__metadata__");
-  for (const std::string& key : metadata.keys()) metadata.text(key);
+  for (const std::string& key : metadata.keys()) {
+    const std::string value = metadata.text(key);
+    if (out) (*out)[key] = value;
+  }
 }
 
 uint64_t header_bytes(const std::byte* file, size_t bytes, const std::string& name) {
@@ -134,7 +137,8 @@ size_t dtype_size(DType dtype) { return entry_of(dtype).bytes; }
 const char* dtype_name(DType dtype) { return entry_of(dtype).name; }
 
 std::map<std::string, TensorView, std::less<>> parse_safetensors(const std::byte* file, size_t bytes,
-                                                                 const std::string& name) {
+                                                                 const std::string& name,
+                                                                 std::map<std::string, std::string>* metadata) {
   const uint64_t length = header_bytes(file, bytes, name);
   const std::byte* data = file + kLengthBytes + length;
   const uint64_t data_bytes = bytes - kLengthBytes - length;
@@ -145,7 +149,7 @@ std::map<std::string, TensorView, std::less<>> parse_safetensors(const std::byte
   std::vector<Span> spans;
   for (const auto& item : json.items()) {
     if (item.key() == "__metadata__") {
-      check_metadata(header);
+      read_metadata(header, metadata);
       continue;
     }
     TensorView& view = tensors[item.key()];
@@ -156,6 +160,7 @@ std::map<std::string, TensorView, std::less<>> parse_safetensors(const std::byte
     }
     spans.push_back(parse_tensor(Fields(item.value(), name, view.name), data_bytes, view));
     view.data = data + spans.back().begin;
+    view.offset = kLengthBytes + length + spans.back().begin;
   }
   check_neighbours(spans, data_bytes, name);
   return tensors;
@@ -169,6 +174,7 @@ struct SafetensorsFile::Impl {
   void* mapping = MAP_FAILED;
   size_t bytes = 0;
   std::map<std::string, TensorView, std::less<>> tensors;
+  std::map<std::string, std::string> metadata;
 };
 
 SafetensorsFile::SafetensorsFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -191,11 +197,14 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   if (!regular) fail(Status::io, path, "not a file", "a readable file");
   if (impl->bytes == 0) fail(Status::bad_file, path, "truncated: 0 bytes", "a safetensors file");
   if (impl->mapping == MAP_FAILED) fail(Status::io, path, std::strerror(error), "a file that can be mapped");
-  impl->tensors = parse_safetensors(static_cast<const std::byte*>(impl->mapping), impl->bytes, path);
+  impl->tensors = parse_safetensors(static_cast<const std::byte*>(impl->mapping), impl->bytes, path, &impl->metadata);
   return SafetensorsFile(std::move(impl));
 }
 
 const std::map<std::string, TensorView, std::less<>>& SafetensorsFile::tensors() const { return impl_->tensors; }
+
+const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return impl_->metadata; }
+size_t SafetensorsFile::bytes() const { return impl_->bytes; }
 
 void SafetensorsFile::release(const TensorView& tensor) const {
   const auto start = reinterpret_cast<uintptr_t>(impl_->mapping);

@@ -26,6 +26,7 @@ struct TensorView {
   const std::byte* data;        // inside the mapping; owned by the SafetensorsFile; no alignment is promised
   size_t bytes;
   std::string file;             // for messages
+  uint64_t offset;              // of data in the file
 };
 
 class SafetensorsFile {
@@ -37,6 +38,8 @@ class SafetensorsFile {
   ~SafetensorsFile();
 
   const std::map<std::string, TensorView, std::less<>>& tensors() const;
+  const std::map<std::string, std::string>& metadata() const;   // `__metadata__`; empty when there is none
+  size_t bytes() const;                                          // of the whole file
   // The tensor's pages are not needed any more: they leave the resident set. Reading them again is legal and slow.
   void release(const TensorView& tensor) const;
 
@@ -47,7 +50,8 @@ class SafetensorsFile {
 };
 
 // The header check alone, for the reader above and its fuzz target: `file` is the whole file's bytes.
-std::map<std::string, TensorView, std::less<>> parse_safetensors(const std::byte* file, size_t bytes,
-                                                                 const std::string& name);
+std::map<std::string, TensorView, std::less<>> parse_safetensors(
+    const std::byte* file, size_t bytes, const std::string& name,
+    std::map<std::string, std::string>* metadata = nullptr);
 
 }  // namespace kdt

@@ -280,6 +280,58 @@ KDT_API const char *kdt_stage_name(int32_t stage);
  * the streams and takes part in the queue like a request; blocks. KDT_ERR_CANCELLED by kdt_engine_cancel_all. */
 KDT_API kdt_status kdt_engine_score(kdt_engine *engine, const int32_t *ids, int64_t n_ids, float *logits, int64_t capacity, int64_t *n);
 
+/* ------------------------------------------------------------------------------------------------ shards */
+
+/* One INT4 matrix [n_out, n_in] from a checkpoint's form (compressed-tensors pack-quantized, groups of 32) to the GPU's
+ * tiles (vLLM's and SGLang's Marlin repack; docs/shard_format.md), and back. `n_words`, n_out * n_in / 8, and `n_scales`,
+ * n_out * n_in / 32, are what both arrays of a kind hold. n_out is a multiple of 64, n_in of 32. */
+KDT_API kdt_status kdt_int4_to_tiles(const uint32_t *packed, const uint16_t *scales, int64_t n_out, int64_t n_in,
+                                     uint32_t *tiles, uint16_t *tile_scales, int64_t n_words, int64_t n_scales);
+KDT_API kdt_status kdt_tiles_to_int4(const uint32_t *tiles, const uint16_t *tile_scales, int64_t n_out, int64_t n_in,
+                                     uint32_t *packed, uint16_t *scales, int64_t n_words, int64_t n_scales);
+
+typedef struct kdt_sharding kdt_sharding;   /* a checkpoint, opened to be cut into tensor-parallel shards */
+/* Opens a checkpoint (and, unless NULL, a drafter) and plans its shards for `tp` ranks. Every tensor is checked by name,
+ * dtype and shape. The caller owns *out. */
+KDT_API kdt_status kdt_sharding_create(const char *model_path, const char *draft_path, int32_t tp, kdt_sharding **out);
+/* What the ranks hold, as one JSON object: `format_version`, `tp`, `tile_layout`, `checksum` (its algorithm), `rank_bytes`,
+ * `largest_piece` (bytes), `files` (by rank), `source_files`, and `tensors` in order of use, each with `name`, `dtype`,
+ * `shape` (of a rank), `bytes`, `part`, `split`, `transform`, `sources` (`*` stands for each expert) and `pieces`.
+ * Borrowed; valid as long as the handle. */
+KDT_API const char *kdt_sharding_json(kdt_sharding *sharding);
+/* Computes piece `piece` of tensor `tensor` (indices of the JSON) for every rank: `out` has tp pointers to `capacity` bytes,
+ * *n gets the bytes written to each. A tensor is its pieces one after the other. Many threads may call this at once. */
+KDT_API kdt_status kdt_sharding_make(kdt_sharding *sharding, int64_t tensor, int64_t piece, void *const *out,
+                                     int64_t capacity, int64_t *n);
+/* Compares pieces that were read back, `bytes` each, with the checkpoint: KDT_ERR_BAD_FILE names the first difference. */
+KDT_API kdt_status kdt_sharding_compare(kdt_sharding *sharding, int64_t tensor, int64_t piece, const void *const *made,
+                                        int64_t bytes);
+KDT_API void kdt_sharding_destroy(kdt_sharding *sharding);
+
+typedef struct kdt_checksum kdt_checksum;   /* XXH64 (seed 0) of bytes that come in pieces. One thread at a time */
+KDT_API kdt_status kdt_checksum_create(kdt_checksum **out);
+KDT_API kdt_status kdt_checksum_update(kdt_checksum *checksum, const void *bytes, int64_t n_bytes);
+/* Of the bytes so far. */
+KDT_API kdt_status kdt_checksum_value(kdt_checksum *checksum, uint64_t *value);
+KDT_API void kdt_checksum_destroy(kdt_checksum *checksum);
+
+typedef struct kdt_capacity_options {
+  uint32_t struct_size;
+  int32_t tp;               /* tensor-parallel ranks, one GPU each; default 1 */
+  const char *model_path;   /* a directory with config.json; weights need not be there. Or NULL, and: */
+  const char *preset;       /* a published config that comes with the engine, "kimi-k2.6", with its drafter */
+  const char *draft_path;   /* a drafter's directory; NULL: none, or the preset's */
+  int64_t gpu_memory;       /* bytes of one GPU */
+  int64_t reserve;          /* bytes of it for everything but weights and KV; default 4 GiB */
+  int64_t context;          /* tokens of the stream whose KV a step reads; default 0 */
+  double bandwidth;         /* bytes a second that a GPU reads, for times; 0 (default): none */
+} kdt_capacity_options;
+
+KDT_API kdt_status kdt_capacity_options_init(kdt_capacity_options *options, uint32_t struct_size);
+/* What fits, and the least bytes that a step of 1 to 64 nodes reads, by rank, as one JSON object in UTF-8 (no NUL behind
+ * it): `fits`, `weights`, `kv`, `streams`, `steps`, `draft`. No weights are touched. */
+KDT_API kdt_status kdt_capacity_json(const kdt_capacity_options *options, char *json, int64_t capacity, int64_t *n);
+
 /* cffi:end */
 
 #ifdef __cplusplus

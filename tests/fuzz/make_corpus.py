@@ -80,10 +80,21 @@ def openai_seeds() -> list[bytes]:
   return [bytes([first]) + json.dumps(body, ensure_ascii=False).encode() for first, body in bodies]
 
 
+def shard_seeds(root: pathlib.Path) -> list[bytes]:
+  """A manifest of two ranks, and the configs."""
+  ranks = [{"file": f"rank-{i:05d}-of-00002.safetensors", "bytes": 8192,
+            "checksums": {"model.norm.weight": "0123456789abcdef"}} for i in range(2)]
+  manifest = {"format": "kdtree-shards", "format_version": 1, "tp": 2, "tile_layout": "marlin-int4-16x64-group32",
+              "checksum": "xxh64", "config": "config.json", "draft_config": None,
+              "files": {"config.json": {"bytes": 2152, "checksum": "9df7e06876d1783a"}}, "ranks": ranks}
+  configs = [root / "models" / "tiny-k2" / "config.json", root / "models" / "presets" / "kimi-k2.6" / "config.json"]
+  return [json.dumps(manifest).encode(), *(path.read_bytes() for path in configs)]
+
+
 def main() -> None:
   root, stamp = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-  targets = {"safetensors": safetensors_seeds(), "config": config_seeds(root), "text": text_seeds(root),
-             "reply": reply_seeds(), "openai": openai_seeds()}
+  targets = {"safetensors": safetensors_seeds(), "config": config_seeds(root), "shards": shard_seeds(root),
+             "text": text_seeds(root), "reply": reply_seeds(), "openai": openai_seeds()}
   for target, seeds in targets.items():
     folder = stamp.parent / "corpus" / target
     folder.mkdir(parents=True, exist_ok=True)

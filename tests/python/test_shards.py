@@ -1,0 +1,238 @@
+"""Shards of the bundled pair: the layout against numpy, to the byte; the manifest; what is refused, and by which name."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from checkpoint_edits import SHARDS, config, copy_of, drop, edit_header, put, rewrite, truncate
+from conftest import ROOT, clean_environment, matrix
+from make_bad_checkpoints import BAD_DRAFTERS, BAD_MODELS, good_checkpoints
+from reference import marlin
+from shard_support import (DRAFT, MODEL, SHARD, contents, demand_layout, demand_refusal, rank_name, shard, start_tool,
+                           tool)
+
+
+@pytest.fixture(scope="module")
+def api():
+  from pyclient import _ffi
+  return _ffi.api()
+
+
+def int4(rng, n_out, n_in):
+  packed = rng.integers(-2**31, 2**31, (n_out, n_in // 8)).astype(np.int32)
+  return packed, rng.integers(0, 2**16, (n_out, n_in // 32)).astype(np.uint16)
+
+
+def through(api, function, packed, scale, n_out, n_in):
+  ffi = api.ffi
+  out, out_scale = np.zeros(packed.size, np.uint32), np.zeros(scale.size, np.uint16)
+  packed, scale = np.ascontiguousarray(packed).reshape(-1), np.ascontiguousarray(scale).reshape(-1)
+  api.check(function(ffi.from_buffer("uint32_t[]", packed), ffi.from_buffer("uint16_t[]", scale), n_out, n_in,
+                     ffi.from_buffer("uint32_t[]", out), ffi.from_buffer("uint16_t[]", out_scale), out.size,
+                     out_scale.size))
+  return out, out_scale
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 6), st.integers(1, 7), st.integers(0, 2**32 - 1))
+def test_tiles_are_the_marlin_repack(api, n_tiles, n_groups, seed):
+  n_out, n_in = 64 * n_tiles, 32 * n_groups
+  packed, scale = int4(np.random.default_rng(seed), n_out, n_in)
+  tiles, tile_scale = through(api, api.lib.kdt_int4_to_tiles, packed, scale, n_out, n_in)
+  assert tiles.tobytes() == marlin.tiles(packed).tobytes()
+  assert tile_scale.tobytes() == marlin.scales(scale).tobytes()
+  back, scale_back = through(api, api.lib.kdt_tiles_to_int4, tiles, tile_scale, n_out, n_in)
+  assert back.tobytes() == packed.tobytes() and scale_back.tobytes() == scale.tobytes()
+
+
+@pytest.mark.parametrize("n_out, n_in, words", [(32, 32, "n_out: 32"), (0, 32, "n_out: 0"), (64, 48, "n_in: 48"),
+                                                (-64, 32, "n_out: -64"), (64, 1 << 40, "n_in: "),
+                                                (128, 32, "n_words: ")])
+def test_ragged_matrices_are_refused(api, n_out, n_in, words):
+  from pyclient import InvalidArgument
+  packed, scale = int4(np.random.default_rng(0), 64, 32)
+  for function in (api.lib.kdt_int4_to_tiles, api.lib.kdt_tiles_to_int4):
+    with pytest.raises(InvalidArgument, match=words):
+      through(api, function, packed, scale, n_out, n_in)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_every_rank_holds_what_numpy_says(tmp_path, tp):
+  out = tmp_path / "out"
+  shard(MODEL, out, "--tp", str(tp), "--draft", DRAFT, "--verify")
+  demand_layout(out, MODEL, DRAFT, tp)
+  names = {rank_name(rank, tp) for rank in range(tp)}
+  texts = {"config.json", "generation_config.json", "tiktoken.model", "tokenizer_config.json", "chat_template.jinja",
+           "draft_config.json"}
+  assert {path.name for path in out.iterdir()} == names | texts | {"manifest.json"}
+  manifest = json.loads((out / "manifest.json").read_text())
+  assert manifest["format_version"] == 1 and manifest["tp"] == tp and manifest["checksum"] == "xxh64"
+  assert set(manifest["files"]) == texts
+  for rank, entry in enumerate(manifest["ranks"]):
+    assert entry["file"] == rank_name(rank, tp) and entry["bytes"] == (out / entry["file"]).stat().st_size
+    with safe_open(out / entry["file"], framework="numpy") as opened:
+      assert set(opened.keys()) == set(entry["checksums"])
+      assert opened.metadata()["rank"] == str(rank)
+
+
+def test_every_spelling_of_a_checkpoint_gives_the_same_shards(tmp_path):
+  shard(MODEL, tmp_path / "plain", "--tp", "2", "--draft", DRAFT)
+  plain = contents(tmp_path / "plain")
+  for case in good_checkpoints(MODEL.parent, tmp_path / "cases"):
+    if case.name == "extra-tensor":
+      demand_refusal(tool(SHARD, case.model_dir, tmp_path / "extra", "--tp", "2"),
+                     "model.layers.5.extra: a tensor that no shard")
+      continue
+    out = tmp_path / case.name
+    shard(case.model_dir, out, "--tp", "2", "--draft", case.draft_dir)
+    for name, blob in contents(out).items():
+      if name.endswith(".safetensors"):
+        assert blob == plain[name], (case.name, name)
+
+
+def test_jobs_change_no_bit(tmp_path):
+  for jobs in ("1", "7"):
+    shard(MODEL, tmp_path / jobs, "--tp", "4", "--draft", DRAFT, "--jobs", jobs)
+  assert contents(tmp_path / "1") == contents(tmp_path / "7")
+
+
+@pytest.mark.parametrize("tp, words, code", [
+  ("3", "tp: 3: expected a divisor of vocab_size, 2048", 1),
+  ("16", "tp: 16: expected a divisor of num_attention_heads, 8", 1),
+  ("0", "", 2), ("65", "", 2), ("-1", "", 2), ("two", "", 2),
+])
+def test_a_tp_that_does_not_fit(tmp_path, tp, words, code):
+  done = tool(SHARD, MODEL, tmp_path / "out", "--tp", tp)
+  assert done.returncode == code
+  if words:
+    demand_refusal(done, words)
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", matrix(BAD_MODELS))
+def test_bad_models_are_refused(tmp_path, name):
+  edit, words = BAD_MODELS[name]
+  folder = copy_of(MODEL, tmp_path / "model")
+  edit(folder)
+  if name in ("eos-past-vocabulary", "no-tokenizer"):
+    words = ""
+  demand_refusal(tool(SHARD, folder, tmp_path / "out", "--tp", "2"), words)
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", matrix(BAD_DRAFTERS))
+def test_bad_drafters_are_refused(tmp_path, name):
+  edit, words = BAD_DRAFTERS[name]
+  folder = copy_of(DRAFT, tmp_path / "draft")
+  edit(folder)
+  demand_refusal(tool(SHARD, MODEL, tmp_path / "out", "--tp", "2", "--draft", folder), words)
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("edit, words", [
+  (rewrite(SHARDS[0], lambda t: t.update({"model.layers.0.self_attn.q_a_proj.bias": ("BF16", [128], bytes(256))})),
+   "model.layers.0.self_attn.q_a_proj.bias: a tensor that no shard would hold"),
+  (rewrite(SHARDS[0], lambda t: t.pop("model.layers.1.mlp.experts.7.up_proj.weight_scale")),
+   "experts.7.up_proj.weight_scale"),
+  (edit_header(SHARDS[0], put("model.layers.1.self_attn.kv_b_proj.weight", "shape", [256, 256])),
+   "kv_b_proj.weight: BF16 [256, 256]: expected a tensor of BF16 [512, 128]"),
+  (truncate(SHARDS[1], -1), SHARDS[1]),
+  (config(drop("moe_intermediate_size")), "moe_intermediate_size: absent"),
+], ids=["bias", "scale-absent", "shape", "truncated", "config"])
+def test_checkpoints_it_does_not_understand(tmp_path, edit, words):
+  folder = copy_of(MODEL, tmp_path / "model")
+  edit(folder)
+  demand_refusal(tool(SHARD, folder, tmp_path / "out", "--tp", "2"), words)
+  assert not (tmp_path / "out").exists()
+
+
+def test_existing_output(tmp_path):
+  out = tmp_path / "out"
+  shard(MODEL, out, "--tp", "2")
+  before = contents(out)
+  demand_refusal(tool(SHARD, MODEL, out, "--tp", "4"), "holds shards: expected an empty directory, or --overwrite")
+  assert contents(out) == before
+  shard(MODEL, out, "--tp", "4", "--overwrite")
+  shard(MODEL, tmp_path / "four", "--tp", "4")
+  assert contents(out) == contents(tmp_path / "four")
+  other = tmp_path / "other"
+  other.mkdir()
+  (other / "notes.txt").write_text("mine")
+  demand_refusal(tool(SHARD, MODEL, other, "--tp", "2"), "not empty")
+  shard(MODEL, other, "--tp", "2", "--overwrite")
+  assert (other / "notes.txt").read_text() == "mine"
+  demand_refusal(tool(SHARD, MODEL, tmp_path / "out" / "config.json", "--tp", "2"), "expected a directory")
+
+
+def test_the_checkpoint_is_never_the_output(tmp_path):
+  folder = copy_of(MODEL, tmp_path / "model")
+  demand_refusal(tool(SHARD, folder, folder, "--tp", "2", "--overwrite"), "expected another directory")
+
+
+def test_too_little_disk_is_refused_before_anything_is_written(tmp_path):
+  program = f"""
+import shutil, sys
+sys.path.insert(0, {str(ROOT / "tools")!r})
+sys.argv = ["shard_weights.py", {str(MODEL)!r}, {str(tmp_path / "out")!r}, "--tp", "2"]
+shutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 7, 70_000_000)
+import shard_weights
+sys.exit(shard_weights.main())
+"""
+  done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, env=clean_environment())
+  demand_refusal(done, "0.07 GB of disk free: expected 0.08 GB")
+  assert not (tmp_path / "out").exists()
+
+
+def flip(path, at):
+  with open(path, "r+b") as file:
+    file.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+    byte = file.read(1)
+    file.seek(-1, os.SEEK_CUR)
+    file.write(bytes([byte[0] ^ 1]))
+
+
+def test_verify_finds_what_is_wrong(tmp_path):
+  out = tmp_path / "out"
+  shard(MODEL, out, "--tp", "2", "--draft", DRAFT)
+  arguments = [MODEL, out, "--tp", "2", "--draft", DRAFT, "--verify"]
+  assert "verified" in shard(*arguments).stdout
+  rank = out / rank_name(1, 2)
+  flip(rank, -1)
+  demand_refusal(tool(SHARD, *arguments), f"{rank_name(1, 2)}: draft.norm.weight: byte ")
+  flip(rank, -1)
+  flip(rank, rank.stat().st_size // 2)
+  demand_refusal(tool(SHARD, *arguments), f"{rank_name(1, 2)}: model.layers.")
+  flip(rank, rank.stat().st_size // 2)
+  flip(rank, 100)
+  demand_refusal(tool(SHARD, *arguments), "another header")
+  flip(rank, 100)
+  flip(out / "tiktoken.model", 5)
+  demand_refusal(tool(SHARD, *arguments), "tiktoken.model: another checksum")
+  flip(out / "tiktoken.model", 5)
+  demand_refusal(tool(SHARD, MODEL, out, "--tp", "4", "--verify"), "tp: 2: expected 4")
+  manifest = json.loads((out / "manifest.json").read_text())
+  manifest["ranks"][0]["checksums"]["lm_head.weight"] = "0" * 16
+  (out / "manifest.json").write_text(json.dumps(manifest))
+  demand_refusal(tool(SHARD, *arguments), "lm_head.weight: expected the checksums")
+  os.truncate(rank, rank.stat().st_size - 1)
+  demand_refusal(tool(SHARD, *arguments), f"{rank_name(1, 2)}: ")
+  (out / "manifest.json").write_text("{}")
+  demand_refusal(tool(SHARD, *arguments), "manifest.json")
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+  import signal
+  with start_tool(SHARD, MODEL, tmp_path / "out", "--tp", "8", "--jobs", "1") as process:
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+  assert process.returncode in (0, 130), err
+  assert "Traceback" not in err
+  assert process.returncode == 0 or not (tmp_path / "out" / "manifest.json").exists()

@@ -1,0 +1,111 @@
+"""Tensors made, or read back and compared, by several threads, with a progress bar."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
+
+from tqdm import tqdm
+
+from .library import Checksum, Pieces, Sharding
+from .rank_files import Journal, RankFiles, ShardError, offsets_of
+
+
+class Stopped(Exception):
+  """Another thread failed, or the run was interrupted."""
+
+
+class Work:
+  """What the threads of one run share."""
+
+  def __init__(self, sharding: Sharding, files: RankFiles, jobs: int) -> None:
+    self.plan = sharding.plan
+    self._sharding, self._files, self._jobs = sharding, files, jobs
+    self._offsets = offsets_of(self.plan)
+    self._stop = threading.Event()
+    self._lock = threading.Lock()
+    self._own = threading.local()
+
+  def make(self, tensors: Iterable[int], journal: Journal) -> None:
+    """Computes and writes tensors of every rank, and enters each in the journal."""
+    tensors = list(tensors)
+
+    def one(tensor: int, bar: tqdm) -> None:
+      checksums = self._each_piece(tensor, bar, self._make_piece)
+      with self._lock:
+        journal.add(tensor, checksums)
+
+    self._run(tensors, one, "sharding")
+
+  def check(self, tensors: Iterable[int], expected: dict[int, list[str]], title: str, *, compare: bool) -> list[int]:
+    """Reads tensors back: those whose checksums differ. With `compare`, against the checkpoint too; that raises."""
+    wrong: list[int] = []
+
+    def one(tensor: int, bar: tqdm) -> None:
+      checksums = self._each_piece(tensor, bar, self._compare_piece if compare else self._read_piece)
+      if checksums != expected[tensor]:
+        with self._lock:
+          wrong.append(tensor)
+
+    self._run(list(tensors), one, title)
+    return sorted(wrong)
+
+  def _make_piece(self, tensor: int, piece: int, pieces: Pieces, offset: int) -> int:
+    n_bytes = self._sharding.make(tensor, piece, pieces)
+    for rank in range(self.plan["tp"]):
+      self._files.write(rank, pieces.view(rank, n_bytes), offset)
+    return n_bytes
+
+  def _read_piece(self, tensor: int, piece: int, pieces: Pieces, offset: int) -> int:
+    n_bytes = self._sharding.piece_bytes(tensor, piece, pieces)
+    for rank in range(self.plan["tp"]):
+      self._files.read(rank, pieces.view(rank, n_bytes), offset)
+    return n_bytes
+
+  def _compare_piece(self, tensor: int, piece: int, pieces: Pieces, offset: int) -> int:
+    n_bytes = self._read_piece(tensor, piece, pieces, offset)
+    self._sharding.compare(tensor, piece, pieces, n_bytes)
+    return n_bytes
+
+  def _each_piece(self, tensor: int, bar: tqdm, do: Callable[[int, int, Pieces, int], int]) -> list[str]:
+    tp = self.plan["tp"]
+    checksums = [Checksum() for _ in range(tp)]
+    pieces: Pieces | None = getattr(self._own, "pieces", None)
+    if pieces is None:
+      pieces = self._own.pieces = self._sharding.pieces()
+    offset = self._offsets[tensor]
+    for piece in range(self.plan["tensors"][tensor]["pieces"]):
+      if self._stop.is_set():
+        raise Stopped
+      n_bytes = do(tensor, piece, pieces, offset)
+      for rank, checksum in enumerate(checksums):
+        checksum.update(pieces.ranks[rank], n_bytes)
+      offset += n_bytes
+      with self._lock:
+        bar.update(n_bytes * tp)
+    end = self._offsets[tensor] + self.plan["tensors"][tensor]["bytes"]
+    if offset != end:
+      raise ShardError(f"{self.plan['tensors'][tensor]['name']}: {offset} bytes: expected {end}")
+    return [checksum.hex() for checksum in checksums]
+
+  def _run(self, tensors: list[int], one: Callable[[int, tqdm], None], title: str) -> None:
+    if not tensors:
+      return
+    total = sum(self.plan["tensors"][tensor]["bytes"] for tensor in tensors) * self.plan["tp"]
+    # Without a terminal there is no bar: the lines before and after tell.
+    with (tqdm(total=total, desc=title, unit="B", unit_scale=True, smoothing=0.05, disable=None) as bar,
+          ThreadPoolExecutor(self._jobs) as pool):
+      futures: list[Any] = [pool.submit(one, tensor, bar) for tensor in tensors]
+      try:
+        wait(futures, return_when=FIRST_EXCEPTION)
+      finally:
+        self._stop.set()
+        for future in futures:
+          future.cancel()
+      failures = [future.exception() for future in futures if future.done() and not future.cancelled()]
+    self._stop.clear()
+    for failure in failures:
+      if failure is not None and not isinstance(failure, Stopped):
+        raise failure
