@@ -29,7 +29,7 @@ DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint
     layer.k_norm = read.vector(attn + "k_norm.weight", c.head_dim);
     layer.q = read.matrix(attn + "q_proj.weight", q_dim, c.hidden_size);
     const std::array<WeightReader::Named, 2> kv{{{attn + "k_proj.weight", kv_dim}, {attn + "v_proj.weight", kv_dim}}};
-    layer.kv = read.matrix(kv, c.hidden_size);
+    layer.kv = read.matrix(attn + "kv_proj.weight", kv, c.hidden_size);
     layer.o = read.matrix(attn + "o_proj.weight", c.hidden_size, q_dim);
     layer.gate_up = read.gate_up(mlp, c.mlp_width, c.hidden_size);
     layer.down = read.matrix(mlp + "down_proj.weight", c.hidden_size, c.mlp_width);

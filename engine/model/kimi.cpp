@@ -45,11 +45,11 @@ Kimi::Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, in
     layer.input_norm = read.vector(prefix + "input_layernorm.weight", c.hidden_size);
     const std::array<WeightReader::Named, 2> qkv_a{{{attn + "q_a_proj.weight", c.q_lora_rank},
                                                     {attn + "kv_a_proj_with_mqa.weight", kv_a}}};
-    layer.qkv_a = read.matrix(qkv_a, c.hidden_size);
+    layer.qkv_a = read.matrix(attn + "qkv_a_proj.weight", qkv_a, c.hidden_size);
     layer.q_norm = read.vector(attn + "q_a_layernorm.weight", c.q_lora_rank);
     layer.kv_norm = read.vector(attn + "kv_a_layernorm.weight", c.kv_lora_rank);
     layer.q_b = read.matrix(attn + "q_b_proj.weight", q_dim, c.q_lora_rank);
-    read.kv_b(attn + "kv_b_proj.weight", c.n_heads, c.qk_nope_dim, c.v_head_dim, c.kv_lora_rank, layer.w_uk, layer.w_uv);
+    read.kv_b(attn, c.n_heads, c.qk_nope_dim, c.v_head_dim, c.kv_lora_rank, layer.w_uk, layer.w_uv);
     layer.o = read.matrix(attn + "o_proj.weight", c.hidden_size, c.n_heads * c.v_head_dim);
     layer.post_norm = read.vector(prefix + "post_attention_layernorm.weight", c.hidden_size);
     layer.moe = i >= c.n_dense_layers;
@@ -57,11 +57,8 @@ Kimi::Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, in
       const int64_t shared_width = c.n_shared_experts * c.expert_width;
       layer.gate = read.matrix(mlp + "gate.weight", c.n_experts, c.hidden_size);
       layer.bias = read.vector(mlp + "gate.e_score_correction_bias", c.n_experts, DType::f32);
-      for (int64_t e = 0; e < c.n_experts; ++e) {
-        const std::string expert = mlp + "experts." + std::to_string(e) + ".";
-        layer.expert_gate_up.push_back(read.int4_gate_up(expert, c.expert_width, c.hidden_size, c.quant_group_size));
-        layer.expert_down.push_back(read.int4(expert + "down_proj", c.hidden_size, c.expert_width, c.quant_group_size));
-      }
+      read.experts(mlp + "experts.", c.n_experts, c.expert_width, c.hidden_size, c.quant_group_size, layer.expert_gate_up,
+                   layer.expert_down);
       layer.shared_gate_up = read.gate_up(mlp + "shared_experts.", shared_width, c.hidden_size);
       layer.shared_down = read.matrix(mlp + "shared_experts.down_proj.weight", c.hidden_size, shared_width);
     } else {

@@ -4,18 +4,26 @@
 
 #include "base/bf16.h"
 #include "base/error.h"
+#include "checkpoint/checksum.h"
+#include "checkpoint/int4_tiles.h"
 
 namespace kdt {
 
+const TensorView& WeightReader::require(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
+  const TensorView& t = checkpoint_.require(name, dtype, shape);
+  if (checkpoint_.sharded()) checkpoint_.check_sum(t, checksum_of(t.data, t.bytes));
+  return t;
+}
+
 const void* WeightReader::raw_bf16(const std::string& name, int64_t rows, int64_t columns) {
-  const TensorView& t = checkpoint_.require(name, DType::bf16, {rows, columns});
+  const TensorView& t = require(name, DType::bf16, {rows, columns});
   const void* data = ops_.upload_raw(t.data, t.bytes);
   checkpoint_.release(t);
   return data;
 }
 
 Buffer WeightReader::vector(const std::string& name, int64_t n, DType dtype) {
-  const TensorView& t = checkpoint_.require(name, dtype, {n});
+  const TensorView& t = require(name, dtype, {n});
   std::vector<float> values(static_cast<size_t>(n));
   for (size_t i = 0; i < values.size(); ++i) {
     if (dtype == DType::f32) {
@@ -32,11 +40,16 @@ Buffer WeightReader::vector(const std::string& name, int64_t n, DType dtype) {
   return buffer;
 }
 
-Matrix WeightReader::matrix(std::span<const Named> stacked, int64_t n_in) {
+Matrix WeightReader::matrix(const std::string& fused, std::span<const Named> stacked, int64_t n_in) {
+  if (checkpoint_.sharded()) {
+    int64_t n_out = 0;
+    for (const Named& part : stacked) n_out += part.n_out;
+    return matrix(fused, n_out, n_in);
+  }
   std::vector<MatrixSource> sources;
   std::vector<const TensorView*> tensors;
   for (const auto& [name, n_out] : stacked) {
-    tensors.push_back(&checkpoint_.require(name, DType::bf16, {n_out, n_in}));
+    tensors.push_back(&require(name, DType::bf16, {n_out, n_in}));
     sources.push_back({tensors.back()->data, n_out, n_in});
   }
   const Matrix m = ops_.upload_matrix(sources);
@@ -45,12 +58,15 @@ Matrix WeightReader::matrix(std::span<const Named> stacked, int64_t n_in) {
 }
 
 Matrix WeightReader::matrix(const std::string& name, int64_t n_out, int64_t n_in) {
-  const Named one[] = {{name, n_out}};
-  return matrix(one, n_in);
+  const TensorView& t = require(name, DType::bf16, {n_out, n_in});
+  const MatrixSource source[] = {{t.data, n_out, n_in}};
+  const Matrix m = ops_.upload_matrix(source);
+  checkpoint_.release(t);
+  return m;
 }
 
 std::vector<Matrix> WeightReader::column_slices(const std::string& name, int64_t n_out, int64_t n_in, int64_t parts) {
-  const TensorView& t = checkpoint_.require(name, DType::bf16, {n_out, n_in});
+  const TensorView& t = require(name, DType::bf16, {n_out, n_in});
   const int64_t width = n_in / parts;
   std::vector<Matrix> slices;
   for (int64_t i = 0; i < parts; ++i) {
@@ -62,17 +78,24 @@ std::vector<Matrix> WeightReader::column_slices(const std::string& name, int64_t
 }
 
 Matrix WeightReader::gate_up(const std::string& prefix, int64_t width, int64_t n_in) {
-  const TensorView& gate = checkpoint_.require(prefix + "gate_proj.weight", DType::bf16, {width, n_in});
-  const TensorView& up = checkpoint_.require(prefix + "up_proj.weight", DType::bf16, {width, n_in});
+  if (checkpoint_.sharded()) {
+    const TensorView& both = require(prefix + "gate_up_proj.weight", DType::bf16, {2 * width, n_in});
+    const Matrix m = ops_.upload_gate_up({both.data, width, n_in}, {both.data + width * n_in * 2, width, n_in});
+    checkpoint_.release(both);
+    return m;
+  }
+  const TensorView& gate = require(prefix + "gate_proj.weight", DType::bf16, {width, n_in});
+  const TensorView& up = require(prefix + "up_proj.weight", DType::bf16, {width, n_in});
   const Matrix m = ops_.upload_gate_up({gate.data, width, n_in}, {up.data, width, n_in});
   checkpoint_.release(gate);
   checkpoint_.release(up);
   return m;
 }
 
-WeightReader::Int4Tensors WeightReader::int4_tensors(const std::string& prefix, int64_t n_out, int64_t n_in, int64_t group) {
-  const TensorView& packed = checkpoint_.require(prefix + ".weight_packed", DType::i32, {n_out, n_in / 8});
-  const TensorView& scale = checkpoint_.require(prefix + ".weight_scale", DType::bf16, {n_out, n_in / group});
+WeightReader::Int4Tensors WeightReader::int4_tensors(const std::string& prefix, int64_t n_out, int64_t n_in,
+                                                     int64_t group) {
+  const TensorView& packed = require(prefix + ".weight_packed", DType::i32, {n_out, n_in / 8});
+  const TensorView& scale = require(prefix + ".weight_scale", DType::bf16, {n_out, n_in / group});
   return {packed, scale, {packed.data, scale.data, n_out, n_in}};
 }
 
@@ -92,9 +115,76 @@ Matrix WeightReader::int4_gate_up(const std::string& prefix, int64_t width, int6
   return m;
 }
 
-void WeightReader::kv_b(const std::string& name, int64_t n_heads, int64_t nope, int64_t v_head, int64_t kv_lora,
+template <class Upload>
+void WeightReader::tiled_experts(const std::string& name, int64_t n_experts, int64_t n_out, int64_t n_in,
+                                 const Upload& upload) {
+  if (!fits_tiles(n_out, n_in))
+    fail(Status::bad_file, checkpoint_.directory() + ": " + name,
+         std::to_string(n_out) + " outputs, " + std::to_string(n_in) + " inputs", "whole tiles of 64 and groups of 32");
+  const int64_t n_groups = n_in / kTileGroup, row = n_in / 2, bytes = n_out * row, scale_bytes = n_out * n_groups * 2;
+  const TensorView& tiles = checkpoint_.require(name, DType::i32, {n_experts, n_in / kTileInputs, n_out * 2});
+  const TensorView& scales = checkpoint_.require(name + "_scale", DType::bf16, {n_experts, n_groups, n_out});
+  std::vector<std::byte> packed(static_cast<size_t>(bytes)), scale(static_cast<size_t>(scale_bytes));
+  std::vector<std::byte*> rows, scale_rows;
+  for (int64_t i = 0; i < n_out; ++i) {
+    rows.push_back(packed.data() + i * row);
+    scale_rows.push_back(scale.data() + i * n_groups * 2);
+  }
+  Checksum sum, scale_sum;
+  for (int64_t e = 0; e < n_experts; ++e) {
+    TensorView tile = tiles, tile_scale = scales;
+    tile.data += e * bytes;
+    tile.bytes = static_cast<size_t>(bytes);
+    tile_scale.data += e * scale_bytes;
+    tile_scale.bytes = static_cast<size_t>(scale_bytes);
+    sum.update(tile.data, tile.bytes);
+    scale_sum.update(tile_scale.data, tile_scale.bytes);
+    tiles_to_int4(tile.data, n_in, rows);
+    tiles_to_scales(tile_scale.data, n_groups, scale_rows);
+    upload(packed.data(), scale.data());
+    checkpoint_.release(tile);
+    checkpoint_.release(tile_scale);
+  }
+  checkpoint_.check_sum(tiles, sum.hex());
+  checkpoint_.check_sum(scales, scale_sum.hex());
+}
+
+void WeightReader::experts(const std::string& prefix, int64_t n_experts, int64_t width, int64_t hidden, int64_t group,
+                           std::vector<Matrix>& gate_up, std::vector<Matrix>& down) {
+  if (checkpoint_.sharded()) {
+    const int64_t half = width * hidden / 2, scale_half = width * (hidden / group) * 2;
+    tiled_experts(prefix + "w13", n_experts, 2 * width, hidden, [&](const std::byte* packed, const std::byte* scale) {
+      gate_up.push_back(ops_.upload_int4_gate_up({packed, scale, width, hidden},
+                                                 {packed + half, scale + scale_half, width, hidden}, group));
+    });
+    tiled_experts(prefix + "w2", n_experts, hidden, width, [&](const std::byte* packed, const std::byte* scale) {
+      down.push_back(ops_.upload_int4({packed, scale, hidden, width}, group));
+    });
+    return;
+  }
+  for (int64_t e = 0; e < n_experts; ++e) {
+    const std::string expert = prefix + std::to_string(e) + ".";
+    gate_up.push_back(int4_gate_up(expert, width, hidden, group));
+    down.push_back(int4(expert + "down_proj", hidden, width, group));
+  }
+}
+
+void WeightReader::kv_b(const std::string& prefix, int64_t n_heads, int64_t nope, int64_t v_head, int64_t kv_lora,
                         std::vector<Matrix>& w_uk, std::vector<Matrix>& w_uv) {
-  const TensorView& t = checkpoint_.require(name, DType::bf16, {n_heads * (nope + v_head), kv_lora});
+  if (checkpoint_.sharded()) {
+    const TensorView& keys = require(prefix + "w_uk", DType::bf16, {n_heads, kv_lora, nope});
+    const TensorView& values = require(prefix + "w_uv", DType::bf16, {n_heads, v_head, kv_lora});
+    for (int64_t h = 0; h < n_heads; ++h) {
+      const MatrixSource uk[] = {{keys.data + h * kv_lora * nope * 2, kv_lora, nope}};
+      const MatrixSource uv[] = {{values.data + h * v_head * kv_lora * 2, v_head, kv_lora}};
+      w_uk.push_back(ops_.upload_matrix(uk));
+      w_uv.push_back(ops_.upload_matrix(uv));
+    }
+    checkpoint_.release(keys);
+    checkpoint_.release(values);
+    return;
+  }
+  const TensorView& t = require(prefix + "kv_b_proj.weight", DType::bf16, {n_heads * (nope + v_head), kv_lora});
   std::vector<bf16> transposed(static_cast<size_t>(kv_lora * nope));
   for (int64_t h = 0; h < n_heads; ++h) {
     const std::byte* head = t.data + h * (nope + v_head) * kv_lora * 2;
