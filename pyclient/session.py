@@ -44,8 +44,10 @@ class Session:
   prefix_cache: KV pages of equal beginnings of prompts are shared between generations, and kept for later ones.
   chat_format: "auto", "json" or "typescript": how tools are declared in chats.
   cpu_target: the name of an instruction set of this machine; None: the best.
+  backend: "auto", "cpu" or "cuda": what the engine computes on; auto is CUDA where `device` is usable.
+  device: the index of the CUDA device.
 
-  Of these only model, draft, max_context, max_budget and chat_format can change any bit of an output.
+  Of these, within a backend, only model, draft, max_context, max_budget and chat_format can change any bit of an output.
 
   Errors are KdtreeErrors: BadCheckpoint and ReadFailed for the files, InvalidArgument for the rest.
   """
@@ -53,16 +55,18 @@ class Session:
   def __init__(self, model: str | os.PathLike[str] | None = None, draft: str | os.PathLike[str] | None = None, *,
                threads: int = 0, max_context: int = 0, prefill_chunk: int = 0, max_budget: int = 0,
                max_streams: int = 0, max_waiting: int = 0, kv_tokens: int = 0, prefix_cache: bool = True,
-               chat_format: Literal["auto", "json", "typescript"] = "auto", cpu_target: str | None = None) -> None:
+               chat_format: Literal["auto", "json", "typescript"] = "auto", cpu_target: str | None = None,
+               backend: Literal["auto", "cpu", "cuda"] = "auto", device: int = 0) -> None:
     self._api = api = _ffi.api()
     texts = [_c_string(api, _ffi.path_bytes("model", model)), _c_string(api, _ffi.path_bytes("draft", draft)),
              _c_string(api, _ffi.utf8("chat_format", chat_format)),
-             _c_string(api, None if cpu_target is None else _ffi.utf8("cpu_target", cpu_target))]
+             _c_string(api, None if cpu_target is None else _ffi.utf8("cpu_target", cpu_target)),
+             _c_string(api, _ffi.utf8("backend", backend))]
     options = api.options("kdt_engine_options", api.lib.kdt_engine_options_init)
     _ffi.assign(options, threads=threads, max_context=max_context, prefill_chunk=prefill_chunk, max_budget=max_budget,
                 max_streams=max_streams, max_waiting=max_waiting, kv_tokens=kv_tokens,
-                no_prefix_cache=not prefix_cache)
-    options.model_path, options.draft_path, options.chat_format, options.cpu_target = texts
+                no_prefix_cache=not prefix_cache, device=device)
+    (options.model_path, options.draft_path, options.chat_format, options.cpu_target, options.backend) = texts
     out = api.ffi.new("kdt_engine **")
     api.check(api.lib.kdt_engine_create(options, out))
     self._engine = Engine(api, out[0])

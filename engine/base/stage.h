@@ -19,22 +19,20 @@ struct StageSeconds {
   double operator[](Stage stage) const { return seconds[static_cast<size_t>(stage)]; }
 };
 
-// Adds the time from one mark to the next to the stage that ends there.
-class StageClock {
+// Seconds from one lap to the next.
+class StageTimer {
  public:
   using Clock = std::chrono::steady_clock;
-  explicit StageClock(StageSeconds& to) : to_(to), last_(Clock::now()) {}
-  double end(Stage stage) {
+  void restart() { last_ = Clock::now(); }
+  double lap() {
     const auto now = Clock::now();
     const double seconds = std::chrono::duration<double>(now - last_).count();
-    to_[stage] += seconds;
     last_ = now;
     return seconds;
   }
 
  private:
-  StageSeconds& to_;
-  Clock::time_point last_;
+  Clock::time_point last_ = Clock::now();
 };
 
 }  // namespace kdt

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <mutex>
 
 #include "base/stage.h"
 #include "capi/arguments.h"
+#include "capi/backend.h"
 #include "capi/bundled.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
@@ -36,23 +36,7 @@ std::optional<ToolFormat> tool_format(const char* name) {
   fail(Status::invalid_argument, "chat_format", format, "auto, json or typescript");
 }
 
-// Kernels are chosen for the whole process: engines that live at the same time use one instruction set. No name means
-// that of the others, or the best.
-std::shared_ptr<const std::string> share_cpu_target(const char* name) {
-  static std::mutex mutex;
-  static std::weak_ptr<const std::string> in_use;
-  std::lock_guard lock(mutex);
-  std::shared_ptr<const std::string> target = in_use.lock();
-  if (target) {
-    check_argument(!name || *target == name, "cpu_target", name ? name : "",
-                   *target + ", which another engine of this process uses");
-    return target;
-  }
-  in_use = target = std::make_shared<const std::string>(name ? name : cpu_targets().front());
-  return target;
-}
-
-std::unique_ptr<Engine> create(const kdt_engine_options& o, const std::string& cpu_target) {
+std::unique_ptr<Engine> create(const kdt_engine_options& o, const OpsFactory& backend) {
   EngineOptions options;
   if (o.model_path) {
     check_argument(*o.model_path != 0, "model_path", "empty", "a checkpoint directory");
@@ -76,8 +60,7 @@ std::unique_ptr<Engine> create(const kdt_engine_options& o, const std::string& c
   options.kv_tokens = in_range("kv_tokens", o.kv_tokens, 0, int64_t{1} << 40);
   options.prefix_cache = o.no_prefix_cache == 0;
   options.tool_format = tool_format(o.chat_format);
-  const auto threads = static_cast<int>(in_range("threads", o.threads, 0, 256));
-  return std::make_unique<Engine>(options, [&] { return make_cpu_ops(threads, cpu_target); });
+  return std::make_unique<Engine>(options, backend);
 }
 
 }  // namespace
@@ -130,8 +113,8 @@ kdt_status kdt_engine_create(const kdt_engine_options* options, kdt_engine** out
     kdt_engine_options known{};
     copy_options(options, known);
     auto handle = std::make_unique<kdt_engine>();
-    handle->cpu_target = capi::share_cpu_target(known.cpu_target);
-    handle->engine = capi::create(known, *handle->cpu_target);
+    handle->backend = capi::choose_backend(known);
+    handle->engine = capi::create(known, handle->backend);
     *out = handle.release();
   });
 }
@@ -149,6 +132,12 @@ const char* kdt_cpu_targets(void) {
     return joined;
   }();
   return names.c_str();
+}
+
+const char* kdt_devices_json(void) {
+  thread_local std::string json;
+  const kdt_status status = guarded([&] { json = capi::devices_json(); });
+  return status == KDT_OK ? json.c_str() : "{\"devices\": [], \"error\": \"out of memory\"}";
 }
 
 kdt_status kdt_tokenize(kdt_engine* engine, const char* text, int64_t text_bytes, int32_t* ids, int64_t capacity, int64_t* n) {

@@ -11,7 +11,7 @@
 #include "runtime/engine.h"
 
 struct kdt_engine {
-  std::shared_ptr<const std::string> cpu_target;   // what engines alive together have in common
+  kdt::OpsFactory backend;   // keeps what engines alive together have in common
   std::unique_ptr<kdt::Engine> engine;
 
   // A series name that lives as long as the handle.

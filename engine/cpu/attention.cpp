@@ -158,7 +158,7 @@ class BlockAttention {
     const int64_t q_stride = args_.n_heads * head_dim_;
     for (int64_t h = 0; h < heads; ++h) {
       const float* q = static_cast<const float*>(args_.q) + rows_.begin * q_stride + (first_head(g) + h) * head_dim_;
-      const Matrix& w_uk = args_.w_uk[first_head(g) + h];
+      const Matrix& w_uk = args_.w_uk.host[first_head(g) + h];
       linear_panels({{q, q_stride}, n, &w_uk, 0, n_panels(w_uk.n_out), {block.q + h * layout_.key_dims, row_q}, false,
                      panel_});
       for (int64_t i = 0; i < n; ++i) {
@@ -193,7 +193,7 @@ class BlockAttention {
       }
     const int64_t out_stride = args_.n_heads * args_.v_head;
     for (int64_t h = 0; h < heads; ++h) {
-      const Matrix& w_uv = args_.w_uv[first_head(g) + h];
+      const Matrix& w_uv = args_.w_uv.host[first_head(g) + h];
       float* out = static_cast<float*>(args_.out) + rows_.begin * out_stride + (first_head(g) + h) * args_.v_head;
       linear_panels({{block.o + h * layout_.value_dims, row_o}, n, &w_uv, 0, n_panels(w_uv.n_out), {out, out_stride},
                      false, panel_});
@@ -231,10 +231,10 @@ class BlockAttention {
 RowRange share_rows(const Rows& rows, int64_t parts, int64_t part) {
   const auto cost = [&](int64_t row) { return int64_t{rows.position[row]} + kPageTokens; };
   int64_t total = 0;
-  for (int64_t row = 0; row < rows.n; ++row) total += cost(row);
+  for (int64_t row = 0; row < rows.n.now(); ++row) total += cost(row);
   RowRange range{0, 0};
   int64_t sum = 0;
-  for (int64_t row = 0; row < rows.n; ++row) {
+  for (int64_t row = 0; row < rows.n.now(); ++row) {
     const int64_t of = sum * parts / total;   // the part that the row's first key falls into
     sum += cost(row);
     if (of < part) range.begin = row + 1;
@@ -255,7 +255,7 @@ size_t CpuOps::latent_scratch_bytes(int64_t rows, int64_t kv_lora, int64_t rope)
 
 void CpuOps::latent_write(const LatentWriteArgs& args) {
   const LatentLayout layout(args.kv_lora, args.rope.dim);
-  for_rows(args.rows.n, 32, [&](int64_t i, int t) {
+  for_rows(args.rows.n.now(), 32, [&](int64_t i, int t) {
     const float* in = static_cast<const float*>(args.kv) + i * args.kv_stride;
     const int64_t position = args.rows.position[i];
     const bool draft = args.rows.parent[i] >= 0;
@@ -273,11 +273,11 @@ void CpuOps::latent_write(const LatentWriteArgs& args) {
 
 void CpuOps::mla_attention(const MlaAttentionArgs& args) {
   const Rows& rows = args.rows;
-  if (rows.n == 0) return;
+  if (rows.n.now() == 0) return;
   const LatentLayout layout(args.kv_lora, args.rope.dim);
   const int64_t n_groups = (args.n_heads + kHeadGroup - 1) / kHeadGroup;
   // Threads share out rows first, so that a stream's keys go to one thread, and heads when there are fewer rows.
-  const int64_t row_parts = std::min<int64_t>(pool_.size(), rows.n);
+  const int64_t row_parts = std::min<int64_t>(pool_.size(), rows.n.now());
   const int64_t group_parts = std::min(pool_.size() / row_parts, n_groups);
   pool_.run([&](int t) {
     const int64_t row_part = t % row_parts, group_part = t / row_parts;
@@ -309,11 +309,12 @@ void CpuOps::commit(const CommitArgs& args) {
     auto* pages = static_cast<std::byte*>(args.pages) + static_cast<size_t>(layer) * args.layer_page_bytes;
     const auto* scratch = reinterpret_cast<const float*>(static_cast<const std::byte*>(args.scratch) +
                                                          static_cast<size_t>(layer) * args.layer_scratch_bytes);
-    for (int64_t i = 0; i < args.n; ++i) {
-      const int64_t position = args.position[i];
-      const auto id = static_cast<size_t>(args.stream->page_table[position / kPageTokens]);
+    for (int64_t i = 0; i < args.n.now(); ++i) {
+      const int64_t row = args.row[i], position = args.rows.position[row];
+      if (args.rows.parent[row] < 0) continue;   // in its page already
+      const auto id = static_cast<size_t>(args.streams[args.rows.stream[row]].page_table[position / kPageTokens]);
       auto* page = reinterpret_cast<float*>(pages + id * args.page_stride);
-      layout.place(scratch + args.scratch_row[i] * layout.scratch_stride, page, position % kPageTokens);
+      layout.place(scratch + row * layout.scratch_stride, page, position % kPageTokens);
     }
   }
 }

@@ -1,6 +1,7 @@
 #include "cpu/cpu_backend.h"
 
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 
 #include <hwy/targets.h>
 
@@ -11,8 +12,6 @@
 #include "checkpoint/cpu_packing.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/kernels.h"
-#include "spec/accept.h"
-#include "spec/tree_build.h"
 
 namespace kdt {
 namespace cpu {
@@ -48,6 +47,13 @@ Buffer CpuOps::allocate(size_t bytes) {
   // Weights and KV are streamed once a pass: with small pages much of it would be page walks. A wish; refusal is fine.
   if (size >= kHugeFrom) madvise(data, size, MADV_HUGEPAGE);
   return Buffer(data, size, unmap);
+}
+
+// A quarter of the machine: others live on it too.
+size_t CpuOps::spare_bytes() const {
+  struct sysinfo memory {};
+  sysinfo(&memory);
+  return static_cast<size_t>(memory.totalram) * memory.mem_unit / 4;
 }
 
 void CpuOps::copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) {
@@ -117,10 +123,23 @@ Matrix CpuOps::upload_int4_gate_up(const Int4Source& gate, const Int4Source& up,
   return {panels, scales, gate.n_out + up.n_out, gate.n_in, group};
 }
 
+MatrixGroup CpuOps::group(std::span<const Matrix> matrices) {
+  const auto& kept = groups_.emplace_back(matrices.begin(), matrices.end());
+  return {kept.data(), kept.data(), static_cast<int64_t>(kept.size())};
+}
+
+void CpuOps::submit(const SubmitKey*, const std::function<void()>& work) {
+  times_ = {};
+  timer_.restart();
+  work();
+}
+
+void CpuOps::mark(Stage stage) { times_[stage] += timer_.lap(); }
+
 void CpuOps::embed(const EmbedArgs& args) {
   const auto* table = static_cast<const bf16*>(args.table);
   float* out = floats(args.out);
-  for (int64_t i = 0; i < args.rows.n; ++i) {
+  for (int64_t i = 0; i < args.rows.n.now(); ++i) {
     const bf16* from = table + args.rows.token[i] * args.hidden;
     for (int64_t d = 0; d < args.hidden; ++d) out[i * args.hidden + d] = bf16_to_float(from[d]);
   }
@@ -129,44 +148,37 @@ void CpuOps::embed(const EmbedArgs& args) {
 void CpuOps::rms_norm(const RmsNormArgs& args) {
   const auto x = row_set(floats(args.x), args.x_rows, args.width);
   const auto out = row_set(floats(args.out), args.out_rows, args.width);
-  for_rows(args.n, kForkRows, [&](int64_t i, int) { rms_norm_row(x[i], args.width, args.weight, args.eps, out[i]); });
+  for_rows(args.n.now(), kForkRows, [&](int64_t i, int) { rms_norm_row(x[i], args.width, args.weight, args.eps, out[i]); });
 }
 
 void CpuOps::linear(const LinearArgs& args) {
-  if (args.n == 0) return;
+  const int64_t n = args.n.now();
+  if (n == 0) return;
   const Matrix& w = *args.weight;
   const auto x = row_set(floats(args.x), args.x_rows, w.n_in);
   const auto out = row_set(floats(args.out), args.out_rows, w.n_out);
   const int64_t panels = n_panels(w.n_out);
-  if (panels == 1) return linear_panels({x, args.n, &w, 0, 1, out, args.accumulate, scratch(0)});
+  if (panels == 1) return linear_panels({x, n, &w, 0, 1, out, args.accumulate, scratch(0)});
   pool_.run([&](int t) {
     const auto share = pool_.share(panels, t);
-    linear_panels({x, args.n, &w, share.begin, share.end, out, args.accumulate, scratch(t)});
+    linear_panels({x, n, &w, share.begin, share.end, out, args.accumulate, scratch(t)});
   });
 }
 
 void CpuOps::copy(const CopyArgs& args) {
-  std::memcpy(args.to, args.from, static_cast<size_t>(args.elements) * sizeof(float));
+  std::memcpy(args.to, args.from, static_cast<size_t>(args.n.now() * args.width) * sizeof(float));
 }
 
 void CpuOps::mlp(const MlpArgs& args) {
-  if (args.n == 0) return;
+  const int64_t n = args.n.now();
+  if (n == 0) return;
   const int64_t width = args.down->n_in;
   pool_.run([&](int t) {
     const auto share = pool_.share(n_panels(width), t);
-    gated_panels({{floats(args.x), args.gate_up->n_in, args.index}, args.n, args.gate_up, share.begin, share.end,
+    gated_panels({{floats(args.x), args.gate_up->n_in, args.index}, n, args.gate_up, share.begin, share.end,
                   {floats(args.scratch), width}, false, scratch(t)}, width);
   });
-  linear({args.n, args.scratch, args.down, args.out, true, {}, {0, args.index}});
-}
-
-void CpuOps::build_tree(const BuildTreeArgs& args) {
-  *args.n_nodes = spec::build_tree({args.token, args.log_q, args.depths, args.k}, args.budget, args.spine,
-                                   {args.node_token, args.node_parent, args.node_depth, args.node_weight});
-}
-
-void CpuOps::accept(const AcceptArgs& args) {
-  *args.n_path = spec::accept(args.n_nodes, args.node_token, args.node_parent, args.sample, args.path);
+  linear({n, args.scratch, args.down, args.out, true, {}, {0, args.index}});
 }
 
 }  // namespace cpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -55,17 +56,29 @@ class CpuOps final : public Ops {
   Buffer allocate(size_t bytes) override;
   void copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) override;
   void copy_out(const Buffer& from, size_t offset, void* to, size_t bytes) override;
+  Exchange exchange(size_t bytes) override { return Exchange(allocate(bytes)); }
   const void* upload_raw(const std::byte* source, size_t bytes) override;
   Matrix upload_matrix(std::span<const MatrixSource> stacked) override;
   Matrix upload_gate_up(const MatrixSource& gate, const MatrixSource& up) override;
   Matrix upload_int4(const Int4Source& source, int64_t group_size) override;
   Matrix upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group_size) override;
+  MatrixGroup group(std::span<const Matrix> matrices) override;
   size_t latent_page_bytes(int64_t kv_lora, int64_t rope) const override;
   size_t latent_scratch_bytes(int64_t rows, int64_t kv_lora, int64_t rope) const override;
   size_t draft_page_bytes(int64_t n_kv_heads, int64_t head_dim) const override;
   size_t experts_scratch_bytes(int64_t rows, int64_t k, int64_t n_experts, int64_t width, int64_t shared_width,
                                int64_t hidden) const override;
+  size_t attention_work_bytes(int64_t, int64_t, int64_t, int64_t) const override { return 0; }
+  size_t vocabulary_work_bytes(int64_t, int64_t, int64_t) const override { return 0; }
   size_t weight_bytes() const override { return weight_bytes_; }
+  size_t spare_bytes() const override;
+
+  int64_t capacity(int64_t rows) const override { return rows; }
+  void send(const Exchange&, size_t) override {}
+  void submit(const SubmitKey* key, const std::function<void()>& work) override;
+  void mark(Stage stage) override;
+  void fetch(const Exchange&, size_t) override {}
+  StageSeconds wait() override { return times_; }
 
   void embed(const EmbedArgs& args) override;
   void rms_norm(const RmsNormArgs& args) override;
@@ -82,9 +95,12 @@ class CpuOps final : public Ops {
   void logprobs(const LogprobArgs& args) override;
   void draft_context(const DraftContextArgs& args) override;
   void draft_attention(const DraftAttentionArgs& args) override;
-  void build_tree(const BuildTreeArgs& args) override;
+  void build_trees(const BuildTreesArgs& args) override;
+  void cut(const CutArgs& args) override;
+  void lay_rows(const LayRowsArgs& args) override;
   void accept(const AcceptArgs& args) override;
   void commit(const CommitArgs& args) override;
+  void count_experts(const CountExpertsArgs& args) override;
 
  private:
   // f(i) for every i < n: on this thread when that is cheaper than a fork, else thread t takes i = t, t + threads, ….
@@ -107,6 +123,11 @@ class CpuOps final : public Ops {
   std::vector<Buffer> slabs_;      // of weights
   size_t slab_used_ = 0;           // of the last slab
   size_t weight_bytes_ = 0;
+  std::deque<std::vector<Matrix>> groups_;
+  StageSeconds times_;             // of the last submission
+  StageTimer timer_;
+  spec::JointCut joint_cut_;       // keeps its memory
+  std::vector<spec::CutTree> cut_trees_;
 };
 
 // Untouched pages of it take no memory. Holds prepared INT4 rows, an attention block (attention.cpp) or the

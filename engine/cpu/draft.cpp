@@ -22,7 +22,7 @@ size_t CpuOps::draft_page_bytes(int64_t n_kv_heads, int64_t head_dim) const {
 void CpuOps::draft_context(const DraftContextArgs& args) {
   const DraftLayout layout(args.n_kv_heads, args.head_dim);
   const int64_t width = args.n_kv_heads * args.head_dim;
-  for_rows(args.rows.n, 16, [&](int64_t i, int t) {
+  for_rows(args.rows.n.now(), 16, [&](int64_t i, int t) {
     const float* keys = static_cast<const float*>(args.kv) + i * 2 * width;
     const int64_t position = args.rows.position[i], slot = position % kPageTokens;
     const int32_t id = args.streams[args.rows.stream[i]].page_table[position / kPageTokens];
@@ -46,7 +46,8 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
   const int64_t row_width = (args.n_heads + 2 * args.n_kv_heads) * dim;
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   const int64_t n_queries = args.n_queries * per_kv;   // of one kv head, row-major
-    pool_.run([&](int t) {
+  const int64_t n_streams = args.n_streams.now();
+  pool_.run([&](int t) {
     float* at = scratch(t);
     const auto take = [&at](int64_t count) {
       float* taken = at;
@@ -60,7 +61,7 @@ void CpuOps::draft_attention(const DraftAttentionArgs& args) {
     float* block_keys = take(dim * round_up(args.block, kPageTokens));
     float* block_values = take(args.block * layout.value_dims);
     float* s = take(kQueryGroup * kPageTokens);
-    for (int64_t unit = t; unit < args.n_streams * args.n_kv_heads; unit += pool_.size()) {
+    for (int64_t unit = t; unit < n_streams * args.n_kv_heads; unit += pool_.size()) {
       const int64_t stream = unit / args.n_kv_heads, kv_head = unit % args.n_kv_heads;
       const int64_t start = args.start[stream];
       auto* rows = static_cast<float*>(args.qkv) + stream * args.block * row_width;

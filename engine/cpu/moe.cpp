@@ -40,8 +40,8 @@ struct ExpertsScratch {
 };
 
 // Counting sort of the pairs by expert; rows stay in order.
-void group_by_expert(const ExpertsArgs& args, const ExpertsScratch& s) {
-  const int64_t n_pairs = args.n * args.k;
+void group_by_expert(const ExpertsArgs& args, int64_t n, const ExpertsScratch& s) {
+  const int64_t n_pairs = n * args.k;
   std::memset(s.first, 0, sizeof(int32_t) * static_cast<size_t>(args.n_experts + 1));
   for (int64_t i = 0; i < n_pairs; ++i) ++s.first[args.expert[i] + 1];
   for (int64_t e = 0; e < args.n_experts; ++e) s.first[e + 1] += s.first[e];
@@ -58,7 +58,7 @@ void group_by_expert(const ExpertsArgs& args, const ExpertsScratch& s) {
 
 void CpuOps::route(const RouteArgs& args) {
   linear({args.n, args.x, args.gate, args.scores});
-  for_rows(args.n, 8, [&](int64_t i, int) {
+  for_rows(args.n.now(), 8, [&](int64_t i, int) {
     float* score = args.scores + i * args.n_experts;
     sigmoid_row(score, args.n_experts);
     int32_t* expert = args.expert + i * args.k;
@@ -89,21 +89,22 @@ size_t CpuOps::experts_scratch_bytes(int64_t rows, int64_t k, int64_t n_experts,
 
 // Threads share out columns, never experts: the work of each is the same whatever the routing.
 void CpuOps::experts(const ExpertsArgs& args) {
-  if (args.n == 0) return;
+  const int64_t n_rows = args.n.now();
+  if (n_rows == 0) return;
   const int64_t shared_width = args.shared_down->n_in;
-  const ExpertsScratch s(args.scratch, args.n, args.k, args.n_experts, args.width, shared_width, args.hidden);
+  const ExpertsScratch s(args.scratch, n_rows, args.k, args.n_experts, args.width, shared_width, args.hidden);
   const auto* x = static_cast<const float*>(args.x);
-  group_by_expert(args, s);
+  group_by_expert(args, n_rows, s);
   pool_.run([&](int t) {
     const auto share = pool_.share(n_panels(args.width), t);
     for (int64_t e = 0; e < args.n_experts; ++e) {
       const int32_t first = s.first[e], n = s.first[e + 1] - first;
       if (n == 0) continue;
-      gated_panels({{x, args.hidden, s.row_of_pair + first}, n, &args.gate_up[e], share.begin, share.end,
+      gated_panels({{x, args.hidden, s.row_of_pair + first}, n, &args.gate_up.host[e], share.begin, share.end,
                     {s.hidden, args.width, s.pairs + first}, false, scratch(t)}, args.width);
     }
     const auto shared = pool_.share(n_panels(shared_width), t);
-    gated_panels({{x, args.hidden}, args.n, args.shared_gate_up, shared.begin, shared.end,
+    gated_panels({{x, args.hidden}, n_rows, args.shared_gate_up, shared.begin, shared.end,
                   {s.shared_hidden, shared_width}, false, scratch(t)}, shared_width);
   });
   pool_.run([&](int t) {
@@ -111,14 +112,14 @@ void CpuOps::experts(const ExpertsArgs& args) {
     for (int64_t e = 0; e < args.n_experts; ++e) {
       const int32_t first = s.first[e], n = s.first[e + 1] - first;
       if (n == 0) continue;
-      linear_panels({{s.hidden, args.width, s.pairs + first}, n, &args.down[e], share.begin, share.end,
+      linear_panels({{s.hidden, args.width, s.pairs + first}, n, &args.down.host[e], share.begin, share.end,
                      {s.out, args.hidden, s.pairs + first}, false, scratch(t)});
     }
-    linear_panels({{s.shared_hidden, shared_width}, args.n, args.shared_down, share.begin, share.end,
+    linear_panels({{s.shared_hidden, shared_width}, n_rows, args.shared_down, share.begin, share.end,
                    {s.shared_out, args.hidden}, false, scratch(t)});
     const int64_t begin = share.begin * kPanelRows, end = std::min(share.end * kPanelRows, args.hidden);
     if (begin >= end) return;
-    for (int64_t i = 0; i < args.n; ++i) {
+    for (int64_t i = 0; i < n_rows; ++i) {
       combine_row(s.out + i * args.k * args.hidden + begin, args.hidden, args.weight + i * args.k, args.k,
                   s.shared_out + i * args.hidden + begin, end - begin,
                   static_cast<float*>(args.out) + i * args.hidden + begin);

@@ -112,7 +112,7 @@ void adjust_row(const float* logits, int64_t vocab, const LogitAdjust& a, const 
     if (a.repetition != 1) x = x > 0 ? x / a.repetition : x * a.repetition;
     if (count > 0) x -= a.frequency * static_cast<float>(count) + a.presence;
   };
-  if (a.repetition != 1 || a.frequency != 0 || a.presence != 0) {
+  if (a.penalises()) {
     for (int64_t i = 0; i < a.n_seen; ++i) penalise(a.seen[i], a.seen_count[i] + in_path(a.seen[i]));
     const auto in_history = [&](int32_t token) { return std::find(a.seen, a.seen + a.n_seen, token) != a.seen + a.n_seen; };
     for (int64_t i = row; is_node(i); i = rows.parent[i]) {
@@ -130,7 +130,7 @@ void adjust_row(const float* logits, int64_t vocab, const LogitAdjust& a, const 
 }  // namespace
 
 void CpuOps::top_k(const TopKArgs& args) {
-  for_rows(args.n, 2, [&](int64_t i, int t) {
+  for_rows(args.n.now(), 2, [&](int64_t i, int t) {
     const float* x = args.logits + i * args.vocab;
     float* noisy = scratch(t);
     auto* order = reinterpret_cast<int32_t*>(noisy + args.vocab);
@@ -149,15 +149,15 @@ void CpuOps::top_k(const TopKArgs& args) {
 }
 
 void CpuOps::sample(const SampleArgs& args) {
-  for_rows(args.rows.n, 2, [&](int64_t i, int t) {
+  for_rows(args.rows.n.now(), 2, [&](int64_t i, int t) {
     const float* logits = args.logits + i * args.vocab;
     const int32_t stream = args.rows.stream[i];
     const Sampling& sampling = args.sampling[stream];
     auto* all = reinterpret_cast<double*>(scratch(t));
     Candidates c{all + args.vocab, reinterpret_cast<int32_t*>(all + 2 * args.vocab), 0};
-    if (args.adjust && args.adjust[stream]) {
+    if (args.adjust && args.adjust[stream].changes()) {
       auto* adjusted = reinterpret_cast<float*>(c.id + args.vocab);
-      adjust_row(logits, args.vocab, *args.adjust[stream], args.rows, i, adjusted);
+      adjust_row(logits, args.vocab, args.adjust[stream], args.rows, i, adjusted);
       logits = adjusted;
     }
     if (sampling.temperature <= 0) {
@@ -169,7 +169,8 @@ void CpuOps::sample(const SampleArgs& args) {
 }
 
 void CpuOps::logprobs(const LogprobArgs& args) {
-  for_rows(args.n, 2, [&](int64_t i, int t) {
+  for_rows(args.n.now(), 2, [&](int64_t i, int t) {
+    if (args.token[i] < 0) return;
     const float* x = args.logits + args.row[i] * args.vocab;
     int32_t* id = args.top_token + i * args.n_top;
     float* value = args.top_logprob + i * args.n_top;

@@ -22,6 +22,7 @@ struct InfoCommand {
 
   Flags flags;
   EngineFlags engine;
+  bool list_devices = false;
   bool json = false;
 
   int run() const;
@@ -51,7 +52,23 @@ void add_rows(Table& table, const Json& object, const std::string& prefix) {
   }
 }
 
+int print_devices(bool json) {
+  const Json found = Json::parse(kdt_devices_json());
+  if (json) {
+    write_stdout(found.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    return kExitOk;
+  }
+  Table table({"device", "name", "capability", "memory", "free", "usable"});
+  for (const Json& d : found["devices"])
+    table.add({d["index"].dump(), d["name"].get<std::string>(), d["compute_capability"].get<std::string>(),
+               byte_count(d["memory_bytes"].get<double>()), byte_count(d["free_bytes"].get<double>()),
+               d["usable"].get<bool>() ? "yes" : "no: " + d["reason"].get<std::string>()});
+  write_stdout(found["devices"].empty() ? "no CUDA device: " + cell("", found["error"]) + "\n" : table.render(3));
+  return kExitOk;
+}
+
 int InfoCommand::run() const {
+  if (list_devices) return print_devices(json);
   const Engine loaded(engine.to_options());
   const Json info = loaded.info();
   if (json) {
@@ -70,6 +87,7 @@ Command add_info(CLI::App& app) {
   CLI::App* flags = app.add_subcommand("info", "Load the model and print what it is: config, sizes, backend, costs");
   const auto command = std::make_shared<InfoCommand>(*flags);
   command->engine.declare(command->flags);
+  command->flags.toggle("--list-devices", command->list_devices, "List the CUDA devices instead; loads nothing");
   command->flags.toggle("--json", command->json, "Print the engine's JSON object");
   return {flags, [command] { return command->run(); }};
 }

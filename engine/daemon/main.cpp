@@ -27,7 +27,11 @@ void open_standard_descriptors() {
 std::vector<std::string> with_command(std::vector<std::string> arguments) {
   const bool is_flag = !arguments.empty() && arguments[0].size() > 2 && arguments[0].compare(0, 2, "--") == 0;
   const bool is_ours = is_flag && (arguments[0] == "--help" || arguments[0] == "--version");
-  if (arguments.empty() || (is_flag && !is_ours)) arguments.insert(arguments.begin(), "serve");
+  if (is_flag && arguments[0] == "--list-devices") {
+    arguments.insert(arguments.begin(), "info");
+  } else if (arguments.empty() || (is_flag && !is_ours)) {
+    arguments.insert(arguments.begin(), "serve");
+  }
   return arguments;
 }
 

@@ -5,6 +5,7 @@
 namespace kdt {
 namespace {
 
+constexpr const char* kBackends[] = {"auto", "cpu", "cuda"};
 constexpr const char* kChatFormats[] = {"auto", "json", "typescript"};
 
 }  // namespace
@@ -14,6 +15,9 @@ void EngineFlags::declare(Flags& flags) {
               "Checkpoint directory of the target. Without --draft it runs unspeculated");
   flags.value("--draft", text_form(draft, "DIR"), "the bundled drafter for the bundled model, else none",
               "Directory of a DFlash drafter");
+  flags.value("--backend", choice_form(backend, {{"auto", 0}, {"cpu", 1}, {"cuda", 2}}),
+              "auto, CUDA where the device is usable", "What the engine computes on");
+  flags.value("--device", integer_form(device, 0, 1023), "0", "Index of the CUDA device, see --list-devices of info");
   flags.value("--threads", integer_form(threads, 1, 256), "every CPU this process may run on",
               "Compute threads. Changes no bit of the output");
   flags.value("--prefill-chunk", integer_form(prefill_chunk, 1, 4096), "512",
@@ -29,6 +33,8 @@ void EngineFlags::declare(Flags& flags) {
 kdt_engine_options EngineFlags::to_options() const {
   kdt_engine_options options;
   check(kdt_engine_options_init(&options, sizeof(options)));
+  options.backend = kBackends[backend];
+  options.device = device;
   options.threads = threads;
   options.model_path = model.empty() ? nullptr : model.c_str();
   options.draft_path = draft.empty() ? nullptr : draft.c_str();

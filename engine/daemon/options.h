@@ -10,11 +10,13 @@
 
 namespace kdt {
 
-// Which model, on how many threads.
+// Which model, on what.
 struct EngineFlags {
   std::string model;
   std::string draft;
   std::string cpu_target = "auto";
+  int32_t backend = 0;      // index into kBackends
+  int32_t device = 0;
   int32_t chat_format = 0;  // index into kChatFormats
   int32_t threads = 0;
   int32_t prefill_chunk = 512;

@@ -81,8 +81,11 @@ typedef struct kdt_engine_options {
   int32_t max_streams;      /* requests decoded together, 1 to 64; 0: 64. Does not change any bit of the output */
   int32_t max_waiting;      /* requests that may wait for a place, 1 to 65536; 0: 1024 */
   int64_t kv_tokens;        /* tokens the KV pages hold, all streams and the prefix cache together, at least one context;
-                               0: a context for every stream, within a quarter of the machine's memory */
+                               0: a context for every stream, within a quarter of the machine's memory (CUDA: nine tenths of
+                               what the weights leave of the device's) */
   int32_t no_prefix_cache;  /* 1: pages are never shared between requests. Does not change any bit of the output */
+  int32_t device;           /* of the CUDA backend: its index in kdt_devices_json() */
+  const char *backend;      /* "auto" or NULL: CUDA where `device` is usable, else the CPU; "cpu" or "cuda" */
 } kdt_engine_options;
 
 /* Sets struct_size and every default. */
@@ -94,6 +97,9 @@ KDT_API void kdt_engine_destroy(kdt_engine *engine);
 /* What was loaded, as one JSON object: model_path, draft_path, backend, cpu_target, threads, the configs, byte counts,
  * load times, the cost table. Borrowed; valid as long as the engine. */
 KDT_API const char *kdt_engine_info_json(kdt_engine *engine);
+/* The CUDA devices of this machine: {"devices": [{"index", "name", "compute_capability": "9.0", "memory_bytes", "free_bytes",
+ * "usable": bool, "reason": null or why not}], "error": null or why there are none}. Borrowed until this thread's next call of it. */
+KDT_API const char *kdt_devices_json(void);
 /* The space-separated instruction sets the CPU backend can use on this machine, best first. Static. */
 KDT_API const char *kdt_cpu_targets(void);
 

@@ -10,7 +10,7 @@ namespace kdt {
 
 DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint, Kimi& target, int64_t max_rows,
                int64_t max_context, int64_t max_streams)
-    : ops_(ops), config_(config), target_(target),
+    : ops_(ops), config_(config), target_(target), max_context_(max_context),
       rope_(ops, config.head_dim, config.rope_theta, config.yarn, max_context + config.block_size) {
   const DraftConfig& c = config_;
   WeightReader read(checkpoint, ops);
@@ -44,11 +44,11 @@ DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint
   qkv_ = acts(n_rows * (q_dim + 2 * kv_dim));
   attention_ = acts(n_rows * q_dim);
   mlp_ = acts(n_rows * c.mlp_width);
-  for (Buffer* rows : {&token_, &every_row_, &draft_row_}) *rows = ops.allocate(static_cast<size_t>(n_rows) * sizeof(int32_t));
-  host_rows_.assign(static_cast<size_t>(n_rows), c.mask_token_id);
-  ops.copy_in(token_, 0, host_rows_.data(), host_rows_.size() * sizeof(int32_t));
-  std::iota(host_rows_.begin(), host_rows_.end(), 0);
-  ops.copy_in(every_row_, 0, host_rows_.data(), host_rows_.size() * sizeof(int32_t));
+  std::vector<int32_t> rows(static_cast<size_t>(n_rows));
+  std::iota(rows.begin(), rows.end(), 0);
+  every_row_ = ops.allocate(rows.size() * sizeof(int32_t));
+  ops.copy_in(every_row_, 0, rows.data(), rows.size() * sizeof(int32_t));
+  attention_work_ = ops.allocate(ops.attention_work_bytes(n_rows, c.n_heads, c.head_dim, max_context));
 }
 
 void DFlash::commit(const Rows& rows, const int32_t* tap_row, const Act* taps, int64_t tap_stride,
@@ -68,39 +68,32 @@ void DFlash::commit(const Rows& rows, const int32_t* tap_row, const Act* taps, i
   }
 }
 
-void DFlash::propose(int64_t n_streams, const int32_t* anchor, const int32_t* start, int64_t depths,
-                     const StreamPages* streams, const DraftCache& cache, float* logits) {
+void DFlash::propose(const DraftBlocks& blocks, const DraftCache& cache, float* logits) {
   const DraftConfig& c = config_;
   const auto eps = static_cast<float>(c.rms_norm_eps);
-  const int64_t block = c.block_size, q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim;
-  const int64_t n_rows = n_streams * block, n_drafts = n_streams * depths, qkv_width = q_dim + 2 * kv_dim;
+  const int64_t q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim, qkv_width = q_dim + 2 * kv_dim;
   auto* kv = qkv_.as<std::byte>() + static_cast<size_t>(q_dim) * ops_.activation_bytes();
-  for (int64_t s = 0; s < n_streams; ++s) {
-    ops_.copy_in(token_, static_cast<size_t>(s * block) * sizeof(int32_t), anchor + s, sizeof *anchor);
-    for (int64_t d = 0; d < depths; ++d) host_rows_[static_cast<size_t>(s * depths + d)] = static_cast<int32_t>(s * block + 1 + d);
-  }
-  ops_.copy_in(draft_row_, 0, host_rows_.data(), static_cast<size_t>(n_drafts) * sizeof(int32_t));
-  target_.embed({n_rows, token_.as<int32_t>(), nullptr, nullptr, nullptr, nullptr}, x_.data());
+  target_.embed({blocks.n_rows, blocks.token, nullptr, nullptr, nullptr, nullptr}, x_.data());
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
     // Past the last layer's keys and values only the candidates' positions matter.
     const bool last = i + 1 == layers_.size();
-    const int64_t n = last ? n_drafts : n_rows;
-    const RowLayout rows{0, last ? draft_row_.as<int32_t>() : every_row_.as<int32_t>()};
-    ops_.rms_norm({n_rows, c.hidden_size, x_.data(), layer.input_norm.as<float>(), eps, h_.data()});
+    const Count n = last ? blocks.n_candidates : blocks.n_rows;
+    const RowLayout rows{0, last ? blocks.row : every_row_.as<int32_t>()};
+    ops_.rms_norm({blocks.n_rows, c.hidden_size, x_.data(), layer.input_norm.as<float>(), eps, h_.data()});
     ops_.linear({n, h_.data(), &layer.q, qkv_.data(), false, rows, {qkv_width, rows.index}});
-    ops_.linear({n_rows, h_.data(), &layer.kv, kv, false, {}, {qkv_width}});
-    ops_.draft_attention({n_streams, block, start, streams, qkv_.data(), layer.q_norm.as<float>(),
-                          layer.k_norm.as<float>(), eps, rope_.view(), c.n_heads, c.n_kv_heads, c.head_dim, layer.window,
-                          last ? 1 : 0, last ? depths : block,
+    ops_.linear({blocks.n_rows, h_.data(), &layer.kv, kv, false, {}, {qkv_width}});
+    ops_.draft_attention({blocks.n_streams, c.block_size, blocks.start, blocks.streams, qkv_.data(),
+                          layer.q_norm.as<float>(), layer.k_norm.as<float>(), eps, rope_.view(), c.n_heads, c.n_kv_heads,
+                          c.head_dim, layer.window, last ? 1 : 0, last ? blocks.depths : c.block_size,
                           static_cast<std::byte*>(cache.pages) + i * cache.layer_page_bytes, cache.page_stride,
-                          attention_.data()});
+                          max_context_, attention_work_.data(), attention_.data()});
     ops_.linear({n, attention_.data(), &layer.o, x_.data(), true, rows, rows});
     ops_.rms_norm({n, c.hidden_size, x_.data(), layer.post_norm.as<float>(), eps, h_.data(), rows, rows});
     ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data(), rows.index});
   }
-  ops_.rms_norm({n_drafts, c.hidden_size, x_.data(), norm_.as<float>(), eps, h_.data(), {0, draft_row_.as<int32_t>()}});
-  ops_.logits({n_drafts, h_.data(), &target_.lm_head(), logits});
+  ops_.rms_norm({blocks.n_candidates, c.hidden_size, x_.data(), norm_.as<float>(), eps, h_.data(), {0, blocks.row}});
+  ops_.logits({blocks.n_candidates, h_.data(), &target_.lm_head(), logits});
 }
 
 }  // namespace kdt

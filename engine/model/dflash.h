@@ -22,6 +22,18 @@ struct DraftCache {
   size_t page_stride, layer_page_bytes;
 };
 
+// The blocks of a draft: of every stream its last committed token and the masks behind it.
+struct DraftBlocks {
+  Count n_streams;
+  Count n_rows;                // streams × block
+  Count n_candidates;          // streams × depths
+  int64_t depths;
+  const int32_t* token;        // [n_rows] the anchor and the masks of each block
+  const int32_t* start;        // [n_streams] positions of the anchors
+  const int32_t* row;          // [n_candidates] rows of the first `depths` masks of each block
+  const StreamPages* streams;
+};
+
 class DFlash {
  public:
   DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint, Kimi& target, int64_t max_rows,
@@ -32,10 +44,8 @@ class DFlash {
   void commit(const Rows& rows, const int32_t* tap_row, const Act* taps, int64_t tap_stride, const StreamPages* streams,
               const DraftCache& cache);
 
-  // Logits of the first `depths` mask positions of every stream's block: out [n_streams, depths, vocab]. `anchor`: last
-  // committed tokens, at positions `start`.
-  void propose(int64_t n_streams, const int32_t* anchor, const int32_t* start, int64_t depths, const StreamPages* streams,
-               const DraftCache& cache, float* logits);
+  // Logits of the first `depths` mask positions of every stream's block: out [n_streams, depths, vocab].
+  void propose(const DraftBlocks& blocks, const DraftCache& cache, float* logits);
 
   const DraftConfig& config() const { return config_; }
 
@@ -49,15 +59,15 @@ class DFlash {
   Ops& ops_;
   DraftConfig config_;
   Kimi& target_;
+  int64_t max_context_;
   RopeTables rope_;
   std::vector<Matrix> fc_;            // one a tap: feature = Σ fc_k · h_k
   Buffer hidden_norm_, norm_;
   std::vector<Layer> layers_;
   Buffer feature_, context_kv_;                         // [max_rows, …]
   Buffer x_, h_, qkv_, attention_, mlp_;                // [max_streams * block, …]
-  Buffer token_;                                        // [max_streams, block]: anchor and masks
-  Buffer every_row_, draft_row_;                        // [max_streams * block] row indices: 0, 1, …; those of `depths` masks
-  std::vector<int32_t> host_rows_;                      // [max_streams * block]
+  Buffer every_row_;                                    // [max_streams * block] 0, 1, …
+  Buffer attention_work_;
 };
 
 }  // namespace kdt

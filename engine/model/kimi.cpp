@@ -28,7 +28,7 @@ void check_supported(const ModelConfig& c, const std::string& directory) {
 
 Kimi::Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, int64_t max_rows, int64_t max_context,
            std::vector<int64_t> taps)
-    : ops_(ops), config_(config), taps_(std::move(taps)),
+    : ops_(ops), config_(config), max_context_(max_context), taps_(std::move(taps)),
       rope_(ops, config.qk_rope_dim, config.rope_theta, config.yarn, max_context) {
   const ModelConfig& c = config_;
   check_supported(c, checkpoint.directory());
@@ -49,7 +49,10 @@ Kimi::Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, in
     layer.q_norm = read.vector(attn + "q_a_layernorm.weight", c.q_lora_rank);
     layer.kv_norm = read.vector(attn + "kv_a_layernorm.weight", c.kv_lora_rank);
     layer.q_b = read.matrix(attn + "q_b_proj.weight", q_dim, c.q_lora_rank);
-    read.kv_b(attn, c.n_heads, c.qk_nope_dim, c.v_head_dim, c.kv_lora_rank, layer.w_uk, layer.w_uv);
+    std::vector<Matrix> w_uk, w_uv;
+    read.kv_b(attn, c.n_heads, c.qk_nope_dim, c.v_head_dim, c.kv_lora_rank, w_uk, w_uv);
+    layer.w_uk = ops.group(w_uk);
+    layer.w_uv = ops.group(w_uv);
     layer.o = read.matrix(attn + "o_proj.weight", c.hidden_size, c.n_heads * c.v_head_dim);
     layer.post_norm = read.vector(prefix + "post_attention_layernorm.weight", c.hidden_size);
     layer.moe = i >= c.n_dense_layers;
@@ -57,8 +60,10 @@ Kimi::Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, in
       const int64_t shared_width = c.n_shared_experts * c.expert_width;
       layer.gate = read.matrix(mlp + "gate.weight", c.n_experts, c.hidden_size);
       layer.bias = read.vector(mlp + "gate.e_score_correction_bias", c.n_experts, DType::f32);
-      read.experts(mlp + "experts.", c.n_experts, c.expert_width, c.hidden_size, c.quant_group_size, layer.expert_gate_up,
-                   layer.expert_down);
+      std::vector<Matrix> gate_up, down;
+      read.experts(mlp + "experts.", c.n_experts, c.expert_width, c.hidden_size, c.quant_group_size, gate_up, down);
+      layer.expert_gate_up = ops.group(gate_up);
+      layer.expert_down = ops.group(down);
       layer.shared_gate_up = read.gate_up(mlp + "shared_experts.", shared_width, c.hidden_size);
       layer.shared_down = read.matrix(mlp + "shared_experts.down_proj.weight", c.hidden_size, shared_width);
     } else {
@@ -82,6 +87,7 @@ Kimi::Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, in
   router_scores_ = words(c.n_experts);
   expert_ = words(c.n_experts_per_token);
   expert_weight_ = words(c.n_experts_per_token);
+  attention_work_ = ops.allocate(ops.attention_work_bytes(max_rows, c.n_heads, kv_a, max_context));
   experts_scratch_ = ops.allocate(ops.experts_scratch_bytes(max_rows, c.n_experts_per_token, c.n_experts, c.expert_width,
                                                             c.n_shared_experts * c.expert_width, c.hidden_size));
 }
@@ -98,11 +104,11 @@ void Kimi::forward(const ForwardArgs& args) {
     feed_forward(args, layer, i);
     if (args.taps && tap < taps_.size() && taps_[tap] == i) {
       auto* to = static_cast<std::byte*>(args.taps) + tap * static_cast<size_t>(args.tap_stride) * ops_.activation_bytes();
-      ops_.copy({args.rows.n * c.hidden_size, x_.data(), to});
+      ops_.copy({args.rows.n, c.hidden_size, x_.data(), to});
       ++tap;
     }
   }
-  if (args.n_logits == 0) return;
+  if (args.n_logits.most == 0) return;
   ops_.rms_norm({args.n_logits, c.hidden_size, x_.data(), final_norm_.as<float>(), static_cast<float>(c.rms_norm_eps),
                  h_.data(), {0, args.logits_row}});
   ops_.logits({args.n_logits, h_.data(), &lm_head_, args.logits});
@@ -110,7 +116,8 @@ void Kimi::forward(const ForwardArgs& args) {
 
 void Kimi::attention(const ForwardArgs& args, const Layer& layer, int64_t index) {
   const ModelConfig& c = config_;
-  const int64_t n = args.rows.n, qkv_width = c.q_lora_rank + c.kv_lora_rank + c.qk_rope_dim;
+  const Count n = args.rows.n;
+  const int64_t qkv_width = c.q_lora_rank + c.kv_lora_rank + c.qk_rope_dim;
   const auto eps = static_cast<float>(c.rms_norm_eps);
   auto* pages = static_cast<std::byte*>(args.cache.pages) + static_cast<size_t>(index) * args.cache.layer_page_bytes;
   auto* scratch = static_cast<std::byte*>(args.cache.scratch) + static_cast<size_t>(index) * args.cache.layer_scratch_bytes;
@@ -122,15 +129,15 @@ void Kimi::attention(const ForwardArgs& args, const Layer& layer, int64_t index)
                      pages, args.cache.page_stride, scratch});
   ops_.rms_norm({n, c.q_lora_rank, qkv_a_.data(), layer.q_norm.as<float>(), eps, q_lora_.data(), {qkv_width}});
   ops_.linear({n, q_lora_.data(), &layer.q_b, q_.data()});
-  ops_.mla_attention({args.rows, args.streams, q_.data(), layer.w_uk.data(), layer.w_uv.data(), c.n_heads, c.qk_nope_dim,
+  ops_.mla_attention({args.rows, args.streams, q_.data(), layer.w_uk, layer.w_uv, c.n_heads, c.qk_nope_dim,
                       c.kv_lora_rank, c.v_head_dim, rope_.view(), score_scale_, pages, args.cache.page_stride, scratch,
-                      attention_.data()});
+                      max_context_, attention_work_.data(), attention_.data()});
   ops_.linear({n, attention_.data(), &layer.o, x_.data(), true});
 }
 
 void Kimi::feed_forward(const ForwardArgs& args, const Layer& layer, int64_t index) {
   const ModelConfig& c = config_;
-  const int64_t n = args.rows.n;
+  const Count n = args.rows.n;
   ops_.rms_norm({n, c.hidden_size, x_.data(), layer.post_norm.as<float>(), static_cast<float>(c.rms_norm_eps), h_.data()});
   if (!layer.moe) {
     ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data()});
@@ -141,9 +148,11 @@ void Kimi::feed_forward(const ForwardArgs& args, const Layer& layer, int64_t ind
               expert_weight_.as<float>()});
   if (!args.chosen_experts.empty())
     ops_.copy_out(expert_, 0, args.chosen_experts[static_cast<size_t>(index)],
-                  static_cast<size_t>(n * c.n_experts_per_token) * sizeof(int32_t));
+                  static_cast<size_t>(n.now() * c.n_experts_per_token) * sizeof(int32_t));
+  if (args.distinct_experts)
+    ops_.count_experts({n, c.n_experts, c.n_experts_per_token, expert_.as<int32_t>(), args.distinct_experts + index});
   ops_.experts({n, c.hidden_size, h_.data(), expert_.as<int32_t>(), expert_weight_.as<float>(), c.n_experts,
-                c.n_experts_per_token, layer.expert_gate_up.data(), layer.expert_down.data(), c.expert_width,
+                c.n_experts_per_token, layer.expert_gate_up, layer.expert_down, c.expert_width,
                 &layer.shared_gate_up, &layer.shared_down, experts_scratch_.data(), x_.data()});
 }
 

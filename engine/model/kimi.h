@@ -27,12 +27,13 @@ struct ForwardArgs {
   Rows rows;
   const StreamPages* streams;
   LatentCache cache;
-  int64_t n_logits = 0;               // rows whose logits are wanted
+  Count n_logits = 0;                 // rows whose logits are wanted
   const int32_t* logits_row = nullptr;   // [n_logits] row indices
   float* logits = nullptr;            // out [n_logits, vocab]
   Act* taps = nullptr;                // out [n_taps, rows capacity, hidden]: outputs of the tapped layers; null: none
   int64_t tap_stride = 0;             // elements from one tap to the next
-  // For tests, one entry a layer (null in dense layers): where the router's choice is copied. Normally empty.
+  int32_t* distinct_experts = nullptr;   // out [layers], of layers that have experts; null: not counted
+  // For tests, one entry a layer (null in dense layers): where the router's choice is copied. Normally empty; waits.
   std::span<int32_t* const> chosen_experts = {};
 };
 
@@ -52,14 +53,14 @@ class Kimi {
   struct Layer {
     Buffer input_norm, q_norm, kv_norm, post_norm;
     Matrix qkv_a, q_b, o;            // qkv_a: q_a rows, then kv_a rows
-    std::vector<Matrix> w_uk, w_uv;  // by head
+    MatrixGroup w_uk, w_uv;          // by head
     // Dense layers
     Matrix gate_up, down;
     // Mixture of experts
     bool moe = false;
     Matrix gate;
     Buffer bias;
-    std::vector<Matrix> expert_gate_up, expert_down;
+    MatrixGroup expert_gate_up, expert_down;
     Matrix shared_gate_up, shared_down;
   };
 
@@ -68,6 +69,7 @@ class Kimi {
 
   Ops& ops_;
   ModelConfig config_;
+  int64_t max_context_;
   std::vector<int64_t> taps_;
   RopeTables rope_;
   float score_scale_;
@@ -76,7 +78,8 @@ class Kimi {
   Buffer final_norm_;
   std::vector<Layer> layers_;
   // Activations of one pass, [max_rows, …]
-  Buffer x_, h_, qkv_a_, q_lora_, q_, attention_, mlp_, router_scores_, expert_, expert_weight_, experts_scratch_;
+  Buffer x_, h_, qkv_a_, q_lora_, q_, attention_, mlp_, router_scores_, expert_, expert_weight_, experts_scratch_,
+      attention_work_;
 };
 
 }  // namespace kdt

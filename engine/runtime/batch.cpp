@@ -39,7 +39,7 @@ bool Batch::step(uint64_t cancelled_serial) {
   std::erase(running_, nullptr);   // those that lost their pages
   if (moves) {
     done_.host_seconds = seconds_between(start, Clock::now());
-    run_round(schedule);
+    run_round();
   }
   if (schedule.preempt.empty()) admit(schedule.n_admit);
   drop_ended();
@@ -152,14 +152,12 @@ void Batch::plan_round(const Schedule& schedule) {
   prefilling_.clear();
   decode_tasks_.clear();
   prefill_tasks_.clear();
-  speculations_.clear();
   for (const Schedule::Decode& decode : schedule.decode) {
     Sequence& s = *running_[decode.stream];
     pages_.take(decode.more_pages, s.stream.pages);
     const DecodePlan plan = s.controller.plan(std::max<int64_t>(1, s.wanted()), decode.depths, decode.budget);
     decoding_.push_back(&s);
     decode_tasks_.push_back({&s.stream, plan, s.settings().logprobs});
-    speculations_.push_back({&s.controller, plan});
   }
   for (const Schedule::Prefill& prefill : schedule.prefill) {
     Sequence& s = *running_[prefill.stream];
@@ -179,17 +177,24 @@ void Batch::plan_round(const Schedule& schedule) {
   }
 }
 
-void Batch::run_round(const Schedule& schedule) {
-  RoundPlan plan{decode_tasks_, prefill_tasks_, {}};
+const spec::CutTables* Batch::make_cut() {
+  int64_t base_rows = static_cast<int64_t>(decode_tasks_.size()), depths = 0, n_drafts = 0, n_automatic = 0;
+  for (const PrefillTask& task : prefill_tasks_) base_rows += static_cast<int64_t>(task.tokens.size());
+  for (const DecodeTask& task : decode_tasks_) {
+    if (task.plan.budget == 0) continue;
+    ++n_drafts;
+    n_automatic += task.plan.calibration >= 0;
+    depths = std::max(depths, task.plan.depths);
+  }
+  if (n_automatic == 0) return nullptr;
+  cut_ = costs_.cut_tables(base_rows, static_cast<int64_t>(decode_tasks_.size()), depths, n_drafts, n_automatic);
+  return &cut_;
+}
+
+void Batch::run_round() {
+  RoundPlan plan{decode_tasks_, prefill_tasks_};
   plan.count_experts = n_rounds_++ % 16 == 0;
-  int64_t base_rows = static_cast<int64_t>(decode_tasks_.size());
-  for (const Schedule::Prefill& prefill : schedule.prefill) base_rows += prefill.tokens;
-  const bool automatic = std::any_of(speculations_.begin(), speculations_.end(),
-                                     [](const Speculation& s) { return s.controller->automatic(); });
-  if (automatic && costs_.measured())
-    plan.cut = [&](std::span<const Tree> trees, std::span<int64_t> n_nodes) {
-      cut_(speculations_, base_rows, costs_, trees, n_nodes);
-    };
+  if (costs_.measured()) plan.cut = make_cut();
   // A pass over prompts is long: readers need not wait for it.
   if (!prefill_tasks_.empty())
     for (const auto& sequence : running_) sequence->request->wake();
@@ -215,6 +220,7 @@ void Batch::observe(const RoundResult& result) {
     const DecodeResult& decoded = result.decode[i];
     const size_t accepted = decoded.path.size() - 1;
     const int64_t budget = decode_tasks_[i].plan.budget;
+    if (decode_tasks_[i].plan.calibration >= 0) decoding_[i]->controller.decided(decoded.tree, result.cut_value);
     decoding_[i]->controller.observe(decoded);
     automatic |= decoding_[i]->controller.automatic();
     tokens += static_cast<double>(decoded.tokens.size());

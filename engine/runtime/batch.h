@@ -52,7 +52,8 @@ class Batch {
   bool prefix_is_coming(const Sequence& sequence, int64_t known_blocks) const;
   void preempt(std::span<const size_t> streams);
   void admit(size_t n);
-  void run_round(const Schedule& schedule);
+  const spec::CutTables* make_cut();   // null: no stream of the round has a say
+  void run_round();
   void plan_round(const Schedule& schedule);
   void observe(const RoundResult& result);
   void after_decode(size_t i, const DecodeResult& decoded, Clock::time_point now);
@@ -83,8 +84,7 @@ class Batch {
   std::vector<Sequence*> decoding_, prefilling_;
   std::vector<DecodeTask> decode_tasks_;
   std::vector<PrefillTask> prefill_tasks_;
-  std::vector<Speculation> speculations_;
-  JointCut cut_;
+  spec::CutTables cut_;
   RoundFigures done_;
 };
 

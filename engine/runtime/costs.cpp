@@ -66,8 +66,20 @@ void RoundCosts::observe_rate(double tokens, double seconds) {
   seconds_ = kRateMemory * seconds_ + seconds;
 }
 
-spec::Calibration& RoundCosts::calibration(const Sampling& sampling, bool noise_ranking) {
-  return calibration_[sampling.temperature <= 0 ? 0 : noise_ranking ? 2 : 1];
+int32_t RoundCosts::calibration_of(const Sampling& sampling, bool noise_ranking) {
+  return sampling.temperature <= 0 ? 0 : noise_ranking ? 2 : 1;
+}
+
+spec::CutTables RoundCosts::cut_tables(int64_t base_rows, int64_t n_roots, int64_t depths, int64_t n_drafts,
+                                       int64_t n_automatic) const {
+  spec::CutTables tables{};
+  tables.lambda = rate();
+  tables.draft_seconds = draft(depths, n_drafts) * static_cast<double>(n_automatic) / static_cast<double>(n_drafts);
+  std::copy(verify_.seconds().begin(), verify_.seconds().end(), tables.verify);
+  for (size_t i = 0; i < calibration_.size(); ++i) tables.calibration[i] = calibration_[i].counts();
+  tables.base_rows = static_cast<int32_t>(base_rows);
+  tables.n_roots = static_cast<int32_t>(n_roots);
+  return tables;
 }
 
 }  // namespace kdt

@@ -6,6 +6,7 @@
 
 #include "runtime/round.h"
 #include "spec/budget.h"
+#include "spec/cut.h"
 
 namespace kdt {
 
@@ -35,7 +36,12 @@ class RoundCosts {
   // Committed tokens a second, of all streams together: λ.
   double rate() const { return tokens_ / seconds_; }
 
-  spec::Calibration& calibration(const Sampling& sampling, bool noise_ranking);
+  // Which calibration a request's trees go by, of spec::kCalibrations.
+  static int32_t calibration_of(const Sampling& sampling, bool noise_ranking);
+  spec::Calibration& calibration(int32_t index) { return calibration_[static_cast<size_t>(index)]; }
+  // Of a round in which n_drafts streams draft up to `depths` positions, n_automatic of them in mode auto. Streams of fixed modes
+  // draft whatever the others do; their share of the draft is theirs.
+  spec::CutTables cut_tables(int64_t base_rows, int64_t n_roots, int64_t depths, int64_t n_drafts, int64_t n_automatic) const;
   DraftHabit& habit(const Sampling& sampling) { return habit_[sampling.temperature > 0]; }
 
  private:
@@ -43,7 +49,7 @@ class RoundCosts {
   std::vector<double> draft_;           // of one stream by depths, [0] unused
   double draft_growth_ = 0.6;           // of a draft for each further stream, in drafts of one
   double tokens_ = 1, seconds_ = 1;     // running
-  std::array<spec::Calibration, 3> calibration_;
+  std::array<spec::Calibration, spec::kCalibrations> calibration_;
   std::array<DraftHabit, 2> habit_;     // greedy; temperature > 0
 };
 

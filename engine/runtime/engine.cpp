@@ -1,7 +1,5 @@
 #include "runtime/engine.h"
 
-#include <sys/sysinfo.h>
-
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -50,7 +48,7 @@ Engine::Engine(const EngineOptions& options, const OpsFactory& make_ops)
   check_argument(max_context_ <= config_.max_context, "max_context", std::to_string(max_context_),
                  "at most the model's " + std::to_string(config_.max_context));
   stop_ids_ = stop_ids_of(config_, tokenizer_);
-  const int64_t n_pages = choose_pages();
+  check_kv_tokens();
 
   ops_ = make_ops();
   const int64_t max_rows = std::max(options.prefill_chunk + options.max_streams + options.max_budget,
@@ -64,6 +62,7 @@ Engine::Engine(const EngineOptions& options, const OpsFactory& make_ops)
     draft_bytes_ = draft.bytes();
     drafter_ = std::make_unique<DFlash>(*ops_, *draft_config_, draft, *target_, max_rows, max_context_, options.max_streams);
   }
+  const int64_t n_pages = choose_pages();
   round_ = std::make_unique<Round>(*ops_, *target_, drafter_.get(),
                                    RoundLimits{max_rows, options.max_budget, max_context_, n_pages, options.max_streams});
   pages_ = std::make_unique<Pages>(n_pages, options.prefix_cache);
@@ -97,23 +96,20 @@ Engine::~Engine() {
   thread_.join();
 }
 
-// One context at least; by default one for every stream, unless that is more than a quarter of the machine's memory.
+void Engine::check_kv_tokens() const {
+  check_argument(options_.kv_tokens == 0 || options_.kv_tokens >= max_context_, "kv_tokens",
+                 std::to_string(options_.kv_tokens),
+                 "at least one context, " + std::to_string(max_context_) + " tokens");
+}
+
+// One context at least; by default one for every stream, unless that is more than the backend can spare.
 int64_t Engine::choose_pages() const {
-  const int64_t least = pages_for(max_context_);
-  if (options_.kv_tokens > 0) {
-    check_argument(options_.kv_tokens >= max_context_, "kv_tokens", std::to_string(options_.kv_tokens),
-                   "at least one context, " + std::to_string(max_context_) + " tokens");
-    return pages_for(options_.kv_tokens);
-  }
-  struct sysinfo memory {};
-  sysinfo(&memory);
-  const auto quarter = static_cast<double>(memory.totalram) * memory.mem_unit / 4;
-  // Keys and values of the CPU's pages, fp32, the latent kept twice.
-  double token_bytes = static_cast<double>(config_.n_layers * (2 * config_.kv_lora_rank + config_.qk_rope_dim)) * 4;
+  if (options_.kv_tokens > 0) return pages_for(options_.kv_tokens);
+  size_t page_bytes = ops_->latent_page_bytes(config_.kv_lora_rank, config_.qk_rope_dim) * static_cast<size_t>(config_.n_layers);
   if (draft_config_)
-    token_bytes += static_cast<double>(static_cast<int64_t>(draft_config_->layers.size()) * 2 * draft_config_->n_kv_heads *
-                                       draft_config_->head_dim) * 4;
-  const auto affordable = static_cast<int64_t>(quarter / (token_bytes * kPageTokens));
+    page_bytes += ops_->draft_page_bytes(draft_config_->n_kv_heads, draft_config_->head_dim) * draft_config_->layers.size();
+  const int64_t least = pages_for(max_context_);
+  const auto affordable = static_cast<int64_t>(ops_->spare_bytes() / page_bytes);
   return std::max(least, std::min(least * options_.max_streams, affordable));
 }
 

@@ -79,6 +79,7 @@ class Engine {
 
   void check_tokens(std::span<const int32_t> ids, const char* what) const;
   void check_settings(const RequestSettings& settings) const;
+  void check_kv_tokens() const;
   int64_t choose_pages() const;
   std::shared_ptr<Request> enqueue(RequestSettings settings);
   std::string describe(double load_seconds, double measure_seconds) const;

@@ -65,7 +65,7 @@ std::string Engine::describe(double load_seconds, double measure_seconds) const 
       {"model_path", options_.model_path},
       {"draft_path", options_.draft_path.empty() ? Json(nullptr) : Json(options_.draft_path)},
       {"backend", ops_->backend()},
-      {"cpu_target", ops_->instruction_set()},
+      {"cpu_target", ops_->instruction_set()},   // of CUDA: sm_90 and its like
       {"threads", ops_->threads()},
       {"max_context", max_context_},
       {"prefill_chunk", options_.prefill_chunk},

@@ -1,11 +1,11 @@
 // One round of all streams that take part in it: draft, build, verify, sample, accept, commit (design, "One request, in ten
 // steps"), with prompt chunks in the same pass.
 //
-// Buffers are sized at construction; a round allocates nothing on the backend. One thread at a time.
+// A round is one submission to the backend: the host lays the plan, sends it, submits the work and waits once, then reads what
+// came of it. Buffers are sized at construction; a round allocates nothing on the backend. One thread at a time.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
@@ -13,6 +13,7 @@
 #include "model/dflash.h"
 #include "model/kimi.h"
 #include "ops/ops.h"
+#include "runtime/round_memory.h"
 
 namespace kdt {
 
@@ -39,6 +40,7 @@ struct DecodePlan {
   int64_t depths = 0;                  // of the tree, at most block - 1; 1 at least when budget > 0
   bool spine = false;                  // the drafter's top-1 chain first; the whole tree when budget <= depths
   bool noise_ranking = false;
+  int32_t calibration = -1;            // of RoundPlan::cut, whose choice its nodes are; -1: all of them are verified
 };
 
 struct DecodeTask {
@@ -61,9 +63,8 @@ struct PrefillTask {
 struct RoundPlan {
   std::span<const DecodeTask> decode;
   std::span<const PrefillTask> prefill;
-  // How many of its tree's nodes each stream verifies: n_nodes [decode] comes with all of them and may be lowered. Streams
-  // that do not draft have none. Empty: all.
-  std::function<void(std::span<const Tree> trees, std::span<int64_t> n_nodes)> cut;
+  // By what the nodes of streams with a calibration are cut; null: all are verified.
+  const spec::CutTables* cut = nullptr;
   bool count_experts = false;
 };
 
@@ -91,6 +92,7 @@ struct RoundResult {
   std::span<const DecodeResult> decode;
   std::span<const PrefillResult> prefill;
   double draft_seconds = 0, verify_seconds = 0;   // build counts with draft; sample, accept and commit with verify
+  double cut_value = 0;                // see spec::JointCut
   double distinct_experts = 0;         // of a layer in this pass, mean over layers; when they were counted
 };
 
@@ -126,72 +128,57 @@ class Round {
   std::span<const float> verify(const Stream& stream, const Tree& tree, bool poison_scratch);
 
  private:
-  // The nodes of one stream's tree among all trees of the round, and its rows in the pass.
-  struct Branch {
-    int64_t at = 0, n_nodes = 0;       // of trees_: root at `at`
-    int64_t row = 0;                   // the root's
-    int64_t path_at = 0, n_path = 0;
+  // What the work of a round depends on besides memory: where it is recorded, counts are capacities.
+  struct Shape {
+    int64_t drafts = 0, depths = 0, candidates = 0;
+    int64_t streams = 0, rows = 0, logits = 0, kept = 0;
+    int64_t scored = 0;                // rows whose logits are read alone; a round with any is not recorded
+    bool cut = false, adjust = false, count_experts = false;
+    int64_t n_top = -1;                // log-probabilities: of the largest wish
+    SubmitKey key() const;
   };
 
-  void draft(std::span<const DecodeTask> tasks);
-  void build(const RoundPlan& plan);
-  void add_tree_rows(const Stream& stream, int32_t stream_index, const Tree& tree);
-  void add_prompt_rows(const PrefillTask& task, int32_t stream_index);
-  void forward(int64_t n_logits, bool keep_experts = false);
-  double count_experts() const;
-  void sample_rows(const RoundPlan& plan);
-  void accept(const RoundPlan& plan);
-  void commit(const RoundPlan& plan);
-  void find_logprobs(const RoundPlan& plan);
-  Logprobs take_logprobs(int64_t n, int64_t n_top, const int32_t* row, const int32_t* token);
-  void begin(size_t n_streams);
-  Rows rows(int64_t n) const;
+  // Before: the host lays the plan. round_plan.cpp
+  Shape lay_plan(const RoundPlan& plan);
+  void lay_streams(const RoundPlan& plan, Shape& shape);
+  void lay_draft(std::span<const DecodeTask> tasks, Shape& shape);
+  void lay_prompts(const RoundPlan& plan, Shape& shape);
+  void send();
+  // Within: operations, on the backend's memory.
+  void run_round(const Shape& shape);
+  void draft(const Shape& shape);
+  void forward(const Rows& rows, Count n_logits, int32_t* distinct_experts);
+  // After: what the host makes of it. round_results.cpp
+  void read_decode(const RoundPlan& plan);
+  void read_prompts(const RoundPlan& plan);
+  Logprobs logprobs(int64_t at, int64_t n, int64_t n_top);
+  // A forward pass alone, over a tree that is given. round_given.cpp
+  Shape lay_given(const Stream& stream, const Tree& tree);
+  void run_given(const Shape& shape, bool sample);
+
   LatentCache latent_cache() const;
   DraftCache draft_cache() const;
-  Tree tree_of(const Branch& branch) const;
+  Tree tree_of(size_t i) const;        // of decode task i, as it was verified
 
   Ops& ops_;
   Kimi& target_;
   DFlash* drafter_;
   RoundLimits limits_;
-  int64_t vocab_, hidden_, max_candidates_;
+  int64_t vocab_, hidden_, n_layers_, max_candidates_;
   size_t layer_page_bytes_, page_stride_, layer_scratch_bytes_, draft_layer_bytes_ = 0, draft_stride_ = 0;
   Buffer latent_pages_, latent_scratch_, draft_pages_, taps_, logits_, draft_logits_;
+  Buffer candidate_token_, candidate_log_q_, vocabulary_work_;
+  RoundInput in_;
+  RoundOutput out_;
+  RoundLogprobs logprobs_;
+  RoundLists lists_;
 
-  // The streams of this round: decode tasks, then prefill tasks.
-  std::vector<StreamPages> pages_;
-  std::vector<Sampling> sampling_;
-  std::vector<const LogitAdjust*> adjust_;
-  bool any_adjust_ = false;
-  // Rows of the pass, [max_rows]: trees, then prompt chunks.
-  int64_t n_rows_ = 0;
-  std::vector<int32_t> token_, position_, stream_, parent_, visible_;
-  // Rows with logits: those that are sampled first.
-  int64_t n_sampled_ = 0;
-  std::vector<int32_t> logits_row_, sample_token_, sample_position_, sample_stream_, sample_parent_, sample_;
-  // Trees, one after the other, node indices within their tree.
-  std::vector<Branch> branches_;
-  std::vector<int32_t> tree_token_, tree_parent_, tree_depth_;
-  std::vector<float> tree_weight_;
-  std::vector<Tree> trees_;
-  std::vector<int64_t> n_nodes_;
-  // Accepted paths, one after the other, and the rows committed with them.
-  std::vector<int32_t> path_, committed_, commit_row_, commit_position_, context_row_, context_position_,
-      context_stream_;
-  // The draft: [streams that draft, depths, candidates]
-  std::vector<size_t> drafting_;       // indices of decode tasks
-  int64_t draft_depths_ = 0, n_candidates_ = 0;
-  std::vector<StreamPages> draft_stream_;
-  std::vector<Sampling> draft_sampling_;
-  std::vector<int32_t> anchor_, start_, candidate_token_, candidate_position_;
-  std::vector<float> candidate_log_q_;
-  // Log-probabilities of the round
-  std::vector<int32_t> wanted_row_, top_token_;
-  std::vector<float> logprob_, top_logprob_;
-  std::vector<std::vector<int32_t>> experts_;   // by layer, [max_rows, k]; empty for dense layers
-  std::vector<int32_t*> experts_out_;
   std::vector<DecodeResult> decode_results_;
   std::vector<PrefillResult> prefill_results_;
+  int64_t n_top_ = -1;                 // of the round's log-probabilities
+  std::vector<int32_t> top_token_;     // [n, n_top] of each task, one after the other
+  std::vector<float> top_logprob_;
+  std::vector<float> given_logits_;
 };
 
 }  // namespace kdt

@@ -8,7 +8,6 @@ namespace {
 
 constexpr double kRefineRate = 0.05;     // weight of one measured round
 constexpr double kOutlier = 3.0;         // a round slower than this many times its entry was disturbed by something else
-constexpr double kPriorTrials = 8.0;     // how much evidence outweighs the drafter's own probability
 constexpr double kFade = 0.998;          // of a bin's counts with every observation: a memory of 500
 
 }  // namespace
@@ -16,14 +15,6 @@ constexpr double kFade = 0.998;          // of a bin's counts with every observa
 void CostTable::set(int64_t rows, double seconds) {
   const auto at = std::find(kRows.begin(), kRows.end(), rows);
   if (at != kRows.end()) seconds_[static_cast<size_t>(at - kRows.begin())] = seconds;
-}
-
-double CostTable::at(int64_t rows) const {
-  size_t i = 1;
-  while (i + 1 < kRows.size() && kRows[i] < rows) ++i;
-  const double low = static_cast<double>(kRows[i - 1]), high = static_cast<double>(kRows[i]);
-  const double part = (static_cast<double>(rows) - low) / (high - low);
-  return seconds_[i - 1] + part * (seconds_[i] - seconds_[i - 1]);
 }
 
 void CostTable::refine(int64_t rows, double seconds) {
@@ -38,38 +29,19 @@ void CostTable::refine(int64_t rows, double seconds) {
   }
 }
 
-Calibration::Calibration() {
-  hits_.fill(0);
-  mass_.fill(0);
-}
-
-size_t Calibration::bin(double q) {
-  if (!(q > 0)) return kBins - 1;
-  const double half_octaves = std::floor(-2 * std::log2(q));
-  return static_cast<size_t>(std::clamp(half_octaves, 0.0, static_cast<double>(kBins - 1)));
-}
-
-double Calibration::accept_probability(double q) const {
-  if (!(q > 0)) return 0;
-  const size_t b = bin(q);
-  // Within a bin the rate scales with q: the ratio of what was taken to what the drafter promised.
-  const double ratio = (hits_[b] + kPriorTrials * q) / (mass_[b] + kPriorTrials * q);
-  return std::clamp(q * ratio, 0.0, 1.0);
-}
-
 void Calibration::observe(double q, bool accepted) {
   const size_t b = bin(q);
-  hits_[b] = hits_[b] * kFade + (accepted ? 1 : 0);
-  mass_[b] = mass_[b] * kFade + q;
+  counts_.hits[b] = counts_.hits[b] * kFade + (accepted ? 1 : 0);
+  counts_.mass[b] = counts_.mass[b] * kFade + q;
 }
 
-Choice choose_nodes(std::span<const double> gain, int64_t roots, int64_t base_rows, const CostTable& verify,
+Choice choose_nodes(std::span<const double> gain, int64_t roots, int64_t base_rows, const double* verify,
                     double draft_seconds, double lambda) {
   double tokens = static_cast<double>(roots);
-  Choice best{0, tokens, tokens - lambda * (draft_seconds + verify.at(base_rows))};
+  Choice best{0, tokens, tokens - lambda * (draft_seconds + CostTable::at(verify, base_rows))};
   for (size_t n = 1; n <= gain.size(); ++n) {
     tokens += gain[n - 1];
-    const double value = tokens - lambda * (draft_seconds + verify.at(base_rows + static_cast<int64_t>(n)));
+    const double value = tokens - lambda * (draft_seconds + CostTable::at(verify, base_rows + static_cast<int64_t>(n)));
     if (value > best.value) best = {static_cast<int64_t>(n), tokens, value};
   }
   return best;

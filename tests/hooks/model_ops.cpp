@@ -2,87 +2,132 @@
 #include "hooks.h"
 
 using namespace kdt;
+using hooks::Array;
 using hooks::Backend;
+using hooks::CountArgument;
 using hooks::guarded;
-using hooks::streams_of;
+using hooks::RowsArgument;
+using hooks::Staged;
 
-KDT_HOOK const char* kdt_hook_route(Backend* b, int64_t n, const float* x, int64_t gate, const float* bias,
-                                    int64_t n_experts, int64_t k, int normalise, float scaling, float* scores,
-                                    int32_t* expert, float* weight) {
+namespace {
+
+// Positions that a page table can hold.
+int64_t most_positions(const Array* page_tables, int64_t n_streams) {
+  return page_tables->count<int32_t>() / std::max<int64_t>(n_streams, 1) * kPageTokens;
+}
+
+}  // namespace
+
+KDT_HOOK const char* kdt_hook_route(Backend* b, const CountArgument* n, const Array* x, int64_t gate, const Array* bias,
+                                    int64_t k, int normalise, float scaling, const Array* expert, const Array* weight) {
   return guarded([&] {
-    b->ops->route({n, x, &b->matrix(gate), bias, n_experts, k, normalise != 0, scaling, scores, expert, weight});
+    Staged s(*b);
+    const int64_t n_experts = b->matrix(gate).n_out;
+    const auto scores = static_cast<size_t>(n->most * n_experts) * sizeof(float);
+    const RouteArgs args{s.count(n), s.act_in(x), &b->matrix(gate), s.in<float>(bias), n_experts, k, normalise != 0,
+                         scaling, static_cast<float*>(s.work(scores)), s.out<int32_t>(expert), s.out<float>(weight)};
+    s.run([&](Ops& ops) { ops.route(args); });
   });
 }
 
-KDT_HOOK const char* kdt_hook_experts(Backend* b, int64_t n, int64_t hidden, const float* x, const int32_t* expert,
-                                      const float* weight, int64_t n_experts, int64_t k, const int64_t* gate_up,
-                                      const int64_t* down, int64_t width, int64_t shared_gate_up, int64_t shared_down,
-                                      void* scratch, float* out) {
+KDT_HOOK const char* kdt_hook_experts(Backend* b, const CountArgument* n, int64_t hidden, const Array* x,
+                                      const Array* expert, const Array* weight, int64_t n_experts, int64_t k,
+                                      const int64_t* gate_up, const int64_t* down, int64_t shared_gate_up,
+                                      int64_t shared_down, const Array* out) {
   return guarded([&] {
-    const auto gate_ups = b->matrices_of(gate_up, n_experts), downs = b->matrices_of(down, n_experts);
-    b->ops->experts({n, hidden, x, expert, weight, n_experts, k, gate_ups.data(), downs.data(), width,
-                     &b->matrix(shared_gate_up), &b->matrix(shared_down), scratch, out});
+    Staged s(*b);
+    const int64_t width = b->matrix(down[0]).n_in, shared_width = b->matrix(shared_down).n_in;
+    const size_t scratch = b->ops->experts_scratch_bytes(n->most, k, n_experts, width, shared_width, hidden);
+    const ExpertsArgs args{s.count(n), hidden, s.act_in(x), s.in<int32_t>(expert), s.in<float>(weight), n_experts, k,
+                           b->group(gate_up, n_experts), b->group(down, n_experts), width, &b->matrix(shared_gate_up),
+                           &b->matrix(shared_down), s.work(scratch), s.act_out(out)};
+    s.run([&](Ops& ops) { ops.experts(args); });
   });
 }
 
-KDT_HOOK const char* kdt_hook_latent_write(Backend* b, const Rows* rows, const int32_t* page_tables, int64_t n_streams,
-                                           int64_t table_width, const float* kv, int64_t kv_stride,
-                                           const float* norm_weight, float eps, const float* cos, const float* sin,
-                                           int64_t rope, int64_t kv_lora, void* pages, int64_t page_stride,
-                                           void* scratch) {
+KDT_HOOK const char* kdt_hook_count_experts(Backend* b, const CountArgument* n, int64_t n_experts, int64_t k,
+                                            const Array* expert, const Array* distinct) {
   return guarded([&] {
-    const auto streams = streams_of(page_tables, n_streams, table_width);
-    b->ops->latent_write({*rows, streams.data(), kv, kv_stride, norm_weight, eps, {cos, sin, rope}, kv_lora, pages,
-                          static_cast<size_t>(page_stride), scratch});
+    Staged s(*b);
+    const CountExpertsArgs args{s.count(n), n_experts, k, s.in<int32_t>(expert), s.out<int32_t>(distinct)};
+    s.run([&](Ops& ops) { ops.count_experts(args); });
   });
 }
 
-KDT_HOOK const char* kdt_hook_mla_attention(Backend* b, const Rows* rows, const int32_t* page_tables, int64_t n_streams,
-                                            int64_t table_width, float* q, const int64_t* w_uk, const int64_t* w_uv,
+KDT_HOOK const char* kdt_hook_latent_write(Backend* b, const RowsArgument* rows, const Array* page_tables,
+                                           int64_t n_streams, const Array* kv, int64_t kv_stride, const Array* norm_weight,
+                                           float eps, const Array* cos, const Array* sin, int64_t rope, int64_t kv_lora,
+                                           const Array* pages, int64_t page_stride, const Array* scratch) {
+  return guarded([&] {
+    Staged s(*b);
+    const LatentWriteArgs args{s.rows(rows), s.streams(page_tables, n_streams), s.act_in(kv), kv_stride,
+                               s.in<float>(norm_weight), eps, {s.in<float>(cos), s.in<float>(sin), rope}, kv_lora,
+                               s.out<std::byte>(pages), static_cast<size_t>(page_stride), s.out<std::byte>(scratch)};
+    s.run([&](Ops& ops) { ops.latent_write(args); });
+  });
+}
+
+KDT_HOOK const char* kdt_hook_mla_attention(Backend* b, const RowsArgument* rows, const Array* page_tables,
+                                            int64_t n_streams, const Array* q, const int64_t* w_uk, const int64_t* w_uv,
                                             int64_t n_heads, int64_t nope, int64_t kv_lora, int64_t v_head,
-                                            const float* cos, const float* sin, int64_t rope, float scale,
-                                            const void* pages, int64_t page_stride, const void* scratch, float* out) {
+                                            const Array* cos, const Array* sin, int64_t rope, float scale,
+                                            const Array* pages, int64_t page_stride, const Array* scratch,
+                                            const Array* out) {
   return guarded([&] {
-    const auto streams = streams_of(page_tables, n_streams, table_width);
-    const auto uk = b->matrices_of(w_uk, n_heads), uv = b->matrices_of(w_uv, n_heads);
-    b->ops->mla_attention({*rows, streams.data(), q, uk.data(), uv.data(), n_heads, nope, kv_lora, v_head,
-                           {cos, sin, rope}, scale, pages, static_cast<size_t>(page_stride), scratch, out});
+    Staged s(*b);
+    const int64_t max_context = most_positions(page_tables, n_streams);
+    const size_t work = b->ops->attention_work_bytes(rows->n.most, n_heads, kv_lora + rope, max_context);
+    const MlaAttentionArgs args{s.rows(rows), s.streams(page_tables, n_streams), s.act_out(q), b->group(w_uk, n_heads),
+                                b->group(w_uv, n_heads), n_heads, nope, kv_lora, v_head,
+                                {s.in<float>(cos), s.in<float>(sin), rope}, scale, s.in<std::byte>(pages),
+                                static_cast<size_t>(page_stride), s.in<std::byte>(scratch), max_context, s.work(work),
+                                s.act_out(out)};
+    s.run([&](Ops& ops) { ops.mla_attention(args); });
   });
 }
 
-KDT_HOOK const char* kdt_hook_commit(Backend* b, int64_t n, const int32_t* scratch_row, const int32_t* position,
-                                     const int32_t* page_table, int64_t n_layers, int64_t kv_lora, int64_t rope,
-                                     void* pages, int64_t page_stride, int64_t layer_page_bytes, const void* scratch,
-                                     int64_t layer_scratch_bytes) {
+KDT_HOOK const char* kdt_hook_commit(Backend* b, const CountArgument* n, const Array* row, const RowsArgument* rows,
+                                     const Array* page_tables, int64_t n_streams, int64_t n_layers, int64_t kv_lora,
+                                     int64_t rope, const Array* pages, int64_t page_stride, int64_t layer_page_bytes,
+                                     const Array* scratch, int64_t layer_scratch_bytes) {
   return guarded([&] {
-    const StreamPages stream{page_table};
-    b->ops->commit({n, scratch_row, position, &stream, n_layers, kv_lora, rope, pages,
-                    static_cast<size_t>(page_stride), static_cast<size_t>(layer_page_bytes), scratch,
-                    static_cast<size_t>(layer_scratch_bytes)});
+    Staged s(*b);
+    const CommitArgs args{s.count(n), s.in<int32_t>(row), s.rows(rows), s.streams(page_tables, n_streams), n_layers,
+                          kv_lora, rope, s.out<std::byte>(pages), static_cast<size_t>(page_stride),
+                          static_cast<size_t>(layer_page_bytes), s.in<std::byte>(scratch),
+                          static_cast<size_t>(layer_scratch_bytes)};
+    s.run([&](Ops& ops) { ops.commit(args); });
   });
 }
 
-KDT_HOOK const char* kdt_hook_draft_context(Backend* b, const Rows* rows, const int32_t* page_tables, int64_t n_streams,
-                                            int64_t table_width, const float* kv, const float* k_norm, float eps,
-                                            const float* cos, const float* sin, int64_t n_kv_heads, int64_t head_dim,
-                                            void* pages, int64_t page_stride) {
+KDT_HOOK const char* kdt_hook_draft_context(Backend* b, const RowsArgument* rows, const Array* page_tables,
+                                            int64_t n_streams, const Array* kv, const Array* k_norm, float eps,
+                                            const Array* cos, const Array* sin, int64_t n_kv_heads, int64_t head_dim,
+                                            const Array* pages, int64_t page_stride) {
   return guarded([&] {
-    const auto streams = streams_of(page_tables, n_streams, table_width);
-    b->ops->draft_context({*rows, streams.data(), kv, k_norm, eps, {cos, sin, head_dim}, n_kv_heads, head_dim, pages,
-                           static_cast<size_t>(page_stride)});
+    Staged s(*b);
+    const DraftContextArgs args{s.rows(rows), s.streams(page_tables, n_streams), s.act_in(kv), s.in<float>(k_norm), eps,
+                                {s.in<float>(cos), s.in<float>(sin), head_dim}, n_kv_heads, head_dim,
+                                s.out<std::byte>(pages), static_cast<size_t>(page_stride)};
+    s.run([&](Ops& ops) { ops.draft_context(args); });
   });
 }
 
-KDT_HOOK const char* kdt_hook_draft_attention(Backend* b, int64_t n_streams, int64_t block, const int32_t* start,
-                                              const int32_t* page_tables, int64_t table_width, float* qkv,
-                                              const float* q_norm, const float* k_norm, float eps, const float* cos,
-                                              const float* sin, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim,
+KDT_HOOK const char* kdt_hook_draft_attention(Backend* b, const CountArgument* n_streams, int64_t block,
+                                              const Array* start, const Array* page_tables, const Array* qkv,
+                                              const Array* q_norm, const Array* k_norm, float eps, const Array* cos,
+                                              const Array* sin, int64_t n_heads, int64_t n_kv_heads, int64_t head_dim,
                                               int64_t window, int64_t first_query, int64_t n_queries,
-                                              const void* pages, int64_t page_stride, float* out) {
+                                              const Array* pages, int64_t page_stride, const Array* out) {
   return guarded([&] {
-    const auto streams = streams_of(page_tables, n_streams, table_width);
-    b->ops->draft_attention({n_streams, block, start, streams.data(), qkv, q_norm, k_norm, eps, {cos, sin, head_dim},
-                             n_heads, n_kv_heads, head_dim, window, first_query, n_queries, pages,
-                             static_cast<size_t>(page_stride), out});
+    Staged s(*b);
+    const int64_t max_context = most_positions(page_tables, n_streams->most) + block;
+    const size_t work = b->ops->attention_work_bytes(n_streams->most * block, n_heads, head_dim, max_context);
+    const DraftAttentionArgs args{s.count(n_streams), block, s.in<int32_t>(start),
+                                  s.streams(page_tables, n_streams->most), s.act_out(qkv), s.in<float>(q_norm),
+                                  s.in<float>(k_norm), eps, {s.in<float>(cos), s.in<float>(sin), head_dim}, n_heads,
+                                  n_kv_heads, head_dim, window, first_query, n_queries, s.in<std::byte>(pages),
+                                  static_cast<size_t>(page_stride), max_context, s.work(work), s.act_out(out)};
+    s.run([&](Ops& ops) { ops.draft_attention(args); });
   });
 }

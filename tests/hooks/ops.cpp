@@ -1,116 +1,134 @@
-// Row-wise operations, the vocabulary and the tree.
+// Row-wise operations and the vocabulary.
 #include "hooks.h"
 
 using namespace kdt;
+using hooks::Array;
 using hooks::Backend;
+using hooks::CountArgument;
 using hooks::guarded;
+using hooks::RowsArgument;
+using hooks::Staged;
+
+KDT_HOOK const char* kdt_hook_embed(Backend* b, const RowsArgument* rows, const void* table, int64_t hidden,
+                                    const Array* out) {
+  return guarded([&] {
+    Staged s(*b);
+    const EmbedArgs args{s.rows(rows), table, hidden, s.act_out(out)};
+    s.run([&](Ops& ops) { ops.embed(args); });
+  });
+}
+
+KDT_HOOK const char* kdt_hook_rms_norm(Backend* b, const CountArgument* n, int64_t width, const Array* x, int64_t x_stride,
+                                       const Array* x_index, const Array* weight, float eps, const Array* out,
+                                       int64_t out_stride, const Array* out_index) {
+  return guarded([&] {
+    Staged s(*b);
+    const RmsNormArgs args{s.count(n), width, s.act_in(x), s.in<float>(weight), eps, s.act_out(out),
+                           {x_stride, s.in<int32_t>(x_index)}, {out_stride, s.in<int32_t>(out_index)}};
+    s.run([&](Ops& ops) { ops.rms_norm(args); });
+  });
+}
+
+KDT_HOOK const char* kdt_hook_linear(Backend* b, const CountArgument* n, const Array* x, int64_t x_stride,
+                                     const Array* x_index, int64_t weight, const Array* out, int64_t out_stride,
+                                     const Array* out_index, int accumulate) {
+  return guarded([&] {
+    Staged s(*b);
+    const LinearArgs args{s.count(n), s.act_in(x), &b->matrix(weight), s.act_out(out), accumulate != 0,
+                          {x_stride, s.in<int32_t>(x_index)}, {out_stride, s.in<int32_t>(out_index)}};
+    s.run([&](Ops& ops) { ops.linear(args); });
+  });
+}
+
+KDT_HOOK const char* kdt_hook_logits(Backend* b, const CountArgument* n, const Array* x, const Array* x_index,
+                                     int64_t weight, const Array* out) {
+  return guarded([&] {
+    Staged s(*b);
+    const LinearArgs args{s.count(n), s.act_in(x), &b->matrix(weight), s.out<float>(out), false,
+                          {0, s.in<int32_t>(x_index)}};
+    s.run([&](Ops& ops) { ops.logits(args); });
+  });
+}
+
+KDT_HOOK const char* kdt_hook_copy(Backend* b, const CountArgument* n, int64_t width, const Array* from, const Array* to) {
+  return guarded([&] {
+    Staged s(*b);
+    const CopyArgs args{s.count(n), width, s.act_in(from), s.act_out(to)};
+    s.run([&](Ops& ops) { ops.copy(args); });
+  });
+}
+
+KDT_HOOK const char* kdt_hook_mlp(Backend* b, const CountArgument* n, const Array* x, int64_t gate_up, int64_t down,
+                                  const Array* out, const Array* index) {
+  return guarded([&] {
+    Staged s(*b);
+    const auto scratch = static_cast<size_t>(n->most * b->matrix(down).n_in) * b->ops->activation_bytes();
+    const MlpArgs args{s.count(n), s.act_in(x), &b->matrix(gate_up), &b->matrix(down), s.work(scratch), s.act_out(out),
+                       s.in<int32_t>(index)};
+    s.run([&](Ops& ops) { ops.mlp(args); });
+  });
+}
+
+// samplings: null, or one a stream of `depths` rows.
+KDT_HOOK const char* kdt_hook_top_k(Backend* b, const CountArgument* n, int64_t vocab, int64_t k, const Array* logits,
+                                    const Array* samplings, int64_t depths, const Array* position, const Array* token,
+                                    const Array* log_q) {
+  return guarded([&] {
+    Staged s(*b);
+    const TopKArgs args{s.count(n), vocab, k, s.in<float>(logits), s.in<Sampling>(samplings), depths,
+                        s.in<int32_t>(position), s.work(b->ops->vocabulary_work_bytes(n->most, vocab, k)),
+                        s.out<int32_t>(token), s.out<float>(log_q)};
+    s.run([&](Ops& ops) { ops.top_k(args); });
+  });
+}
 
 namespace {
 
-std::vector<Sampling> samplings(int64_t n, const double* temperature, const double* top_p, const double* min_p,
-                                const int32_t* top_k, const uint64_t* seed, const uint32_t* choice) {
-  std::vector<Sampling> all;
-  for (int64_t i = 0; i < n; ++i) all.push_back({temperature[i], top_p[i], min_p[i], top_k[i], seed[i], choice[i]});
+// Lists of stream i: elements [first[i], first[i + 1]) of `token` and what belongs to it.
+struct AdjustArgument {
+  Array penalties;   // float [n_streams, 3]
+  Array seen_first, seen, seen_count, bias_first, bias_token, bias, banned_first, banned, banned_until;
+};
+
+std::vector<LogitAdjust> adjusts(Staged& s, const AdjustArgument& a, int64_t n_streams) {
+  const auto first = [](const Array& of) { return static_cast<const int64_t*>(of.data); };
+  const auto* penalties = static_cast<const float*>(a.penalties.data);
+  const int64_t *seen_first = first(a.seen_first), *bias_first = first(a.bias_first), *banned_first = first(a.banned_first);
+  const auto *seen = s.in<int32_t>(&a.seen), *seen_count = s.in<int32_t>(&a.seen_count);
+  const auto *bias_token = s.in<int32_t>(&a.bias_token), *banned = s.in<int32_t>(&a.banned);
+  const auto* bias = s.in<float>(&a.bias);
+  std::vector<LogitAdjust> all;
+  for (int64_t i = 0; i < n_streams; ++i)
+    all.push_back({penalties[3 * i], penalties[3 * i + 1], penalties[3 * i + 2], seen + seen_first[i],
+                   seen_count + seen_first[i], seen_first[i + 1] - seen_first[i], bias_token + bias_first[i],
+                   bias + bias_first[i], bias_first[i + 1] - bias_first[i], banned + banned_first[i],
+                   banned_first[i + 1] - banned_first[i], static_cast<const int32_t*>(a.banned_until.data)[i]});
   return all;
 }
 
 }  // namespace
 
-KDT_HOOK const char* kdt_hook_embed(Backend* b, int64_t n, const int32_t* token, const void* table, int64_t hidden,
-                                    float* out) {
-  return guarded([&] { b->ops->embed({{n, token, nullptr, nullptr, nullptr, nullptr}, table, hidden, out}); });
-}
-
-KDT_HOOK const char* kdt_hook_rms_norm(Backend* b, int64_t n, int64_t width, const float* x, int64_t x_stride,
-                                       const int32_t* x_index, const float* weight, float eps, float* out,
-                                       int64_t out_stride, const int32_t* out_index) {
+// adjust: null, or of every stream.
+KDT_HOOK const char* kdt_hook_sample(Backend* b, const RowsArgument* rows, int64_t vocab, const Array* logits,
+                                     const Array* samplings, const AdjustArgument* adjust, const Array* token) {
   return guarded([&] {
-    b->ops->rms_norm({n, width, x, weight, eps, out, {x_stride, x_index}, {out_stride, out_index}});
+    Staged s(*b);
+    std::vector<LogitAdjust> made;
+    if (adjust) made = adjusts(s, *adjust, samplings->count<Sampling>());
+    const SampleArgs args{s.rows(rows), vocab, s.in<float>(logits), s.in<Sampling>(samplings),
+                          adjust ? s.values(made) : nullptr, s.work(b->ops->vocabulary_work_bytes(rows->n.most, vocab, 0)),
+                          s.out<int32_t>(token)};
+    s.run([&](Ops& ops) { ops.sample(args); });
   });
 }
 
-KDT_HOOK const char* kdt_hook_linear(Backend* b, int64_t n, const float* x, int64_t x_stride, const int32_t* x_index,
-                                     int64_t weight, float* out, int64_t out_stride, const int32_t* out_index,
-                                     int accumulate) {
+KDT_HOOK const char* kdt_hook_logprobs(Backend* b, const CountArgument* n, int64_t vocab, int64_t n_top,
+                                       const Array* logits, const Array* row, const Array* token, const Array* logprob,
+                                       const Array* top_token, const Array* top_logprob) {
   return guarded([&] {
-    b->ops->linear({n, x, &b->matrix(weight), out, accumulate != 0, {x_stride, x_index}, {out_stride, out_index}});
+    Staged s(*b);
+    const LogprobArgs args{s.count(n), vocab, n_top, s.in<float>(logits), s.in<int32_t>(row), s.in<int32_t>(token),
+                           s.out<float>(logprob), s.out<int32_t>(top_token), s.out<float>(top_logprob)};
+    s.run([&](Ops& ops) { ops.logprobs(args); });
   });
-}
-
-KDT_HOOK const char* kdt_hook_logits(Backend* b, int64_t n, const float* x, int64_t weight, float* out) {
-  return guarded([&] { b->ops->logits({n, x, &b->matrix(weight), out}); });
-}
-
-KDT_HOOK const char* kdt_hook_copy(Backend* b, int64_t elements, const float* from, float* to) {
-  return guarded([&] { b->ops->copy({elements, from, to}); });
-}
-
-KDT_HOOK const char* kdt_hook_mlp(Backend* b, int64_t n, const float* x, int64_t gate_up, int64_t down, float* scratch,
-                                  float* out, const int32_t* index) {
-  return guarded([&] { b->ops->mlp({n, x, &b->matrix(gate_up), &b->matrix(down), scratch, out, index}); });
-}
-
-KDT_HOOK const char* kdt_hook_top_k(Backend* b, int64_t n, int64_t vocab, int64_t k, const float* logits, int noisy,
-                                    int64_t depths, const int32_t* position, const double* temperature,
-                                    const uint64_t* seed, const uint32_t* choice, int32_t* token, float* log_q) {
-  return guarded([&] {
-    std::vector<Sampling> sampling(static_cast<size_t>(noisy ? n / depths : 0));
-    for (size_t i = 0; i < sampling.size(); ++i) sampling[i] = {temperature[i], 1, 0, 0, seed[i], choice[i]};
-    b->ops->top_k({n, vocab, k, logits, noisy ? sampling.data() : nullptr, depths, position, token, log_q});
-  });
-}
-
-KDT_HOOK const char* kdt_hook_sample(Backend* b, int64_t n, const int32_t* position, const int32_t* stream,
-                                     int64_t vocab, const float* logits, int64_t n_streams, const double* temperature,
-                                     const double* top_p, const double* min_p, const int32_t* top_k,
-                                     const uint64_t* seed, const uint32_t* choice, int32_t* token) {
-  return guarded([&] {
-    const auto sampling = samplings(n_streams, temperature, top_p, min_p, top_k, seed, choice);
-    b->ops->sample({{n, nullptr, position, stream, nullptr, nullptr}, vocab, logits, sampling.data(), nullptr, token});
-  });
-}
-
-// Lists of stream i: elements [first[i], first[i + 1]) of `token` and what belongs to it.
-KDT_HOOK const char* kdt_hook_sample_adjusted(Backend* b, int64_t n, const int32_t* row_token, const int32_t* position,
-                                              const int32_t* stream, const int32_t* parent, int64_t vocab,
-                                              const float* logits, int64_t n_streams, const double* temperature,
-                                              const uint64_t* seed, const float* penalties, const int64_t* seen_first,
-                                              const int32_t* seen, const int32_t* seen_count, const int64_t* bias_first,
-                                              const int32_t* bias_token, const float* bias, const int64_t* banned_first,
-                                              const int32_t* banned, const int32_t* banned_until, int32_t* token) {
-  return guarded([&] {
-    std::vector<Sampling> sampling;
-    std::vector<LogitAdjust> adjust;
-    std::vector<const LogitAdjust*> by_stream;
-    for (int64_t i = 0; i < n_streams; ++i) {
-      sampling.push_back({temperature[i], 1, 0, 0, seed[i], 0});
-      adjust.push_back({penalties[3 * i], penalties[3 * i + 1], penalties[3 * i + 2], seen + seen_first[i],
-                        seen_count + seen_first[i], seen_first[i + 1] - seen_first[i], bias_token + bias_first[i],
-                        bias + bias_first[i], bias_first[i + 1] - bias_first[i], banned + banned_first[i],
-                        banned_first[i + 1] - banned_first[i], banned_until[i]});
-    }
-    for (const LogitAdjust& a : adjust) by_stream.push_back(&a);
-    b->ops->sample({{n, row_token, position, stream, parent, nullptr}, vocab, logits, sampling.data(), by_stream.data(), token});
-  });
-}
-
-KDT_HOOK const char* kdt_hook_logprobs(Backend* b, int64_t n, int64_t vocab, int64_t n_top, const float* logits,
-                                       const int32_t* row, const int32_t* token, float* logprob, int32_t* top_token,
-                                       float* top_logprob) {
-  return guarded([&] { b->ops->logprobs({n, vocab, n_top, logits, row, token, logprob, top_token, top_logprob}); });
-}
-
-KDT_HOOK const char* kdt_hook_build_tree(Backend* b, int64_t depths, int64_t k, const int32_t* token,
-                                         const float* log_q, int64_t budget, int spine, int32_t* node_token,
-                                         int32_t* node_parent, int32_t* node_depth, float* node_weight,
-                                         int64_t* n_nodes) {
-  return guarded([&] {
-    b->ops->build_tree({depths, k, token, log_q, budget, spine != 0, node_token, node_parent, node_depth, node_weight,
-                        n_nodes});
-  });
-}
-
-KDT_HOOK const char* kdt_hook_accept(Backend* b, int64_t n_nodes, const int32_t* node_token, const int32_t* node_parent,
-                                     const int32_t* sample, int32_t* path, int64_t* n_path) {
-  return guarded([&] { b->ops->accept({n_nodes, node_token, node_parent, sample, path, n_path}); });
 }

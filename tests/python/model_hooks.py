@@ -4,17 +4,26 @@ import ctypes
 import numpy as np
 
 import op_hooks
-from op_hooks import Guarded, argument
+from op_hooks import Guarded
+
+
+def argument(value):
+  """Arrays as plain pointers: the models take and give host memory."""
+  if isinstance(value, np.ndarray):
+    return ctypes.c_void_p(value.ctypes.data)
+  return ctypes.c_int64(value) if isinstance(value, int) else value
 
 
 class Models:
-  """Both models with one stream. Ids are committed in chunks of `chunk`, at most 512."""
+  """Both models with one stream. Ids are committed in chunks of `chunk`, at most 512.
 
-  def __init__(self, target, draft, config, threads=2, max_context=4096):
+  backend: an instruction set, or "cuda"."""
+
+  def __init__(self, target, draft, config, threads=2, max_context=4096, backend=""):
     self.config = config      # of the target: num_hidden_layers, …
     self.handle = ctypes.c_void_p()
-    self.check("create", str(target).encode(), str(draft).encode(), ctypes.c_int(threads), 512, max_context,
-               ctypes.byref(self.handle))
+    self.check("create", str(target).encode(), str(draft).encode(), backend.encode(), ctypes.c_int(threads), 512,
+               max_context, ctypes.byref(self.handle))
 
   def __enter__(self):
     return self

@@ -1,7 +1,8 @@
-"""The ops of a backend on numpy arrays, through the test hooks library (tests/hooks).
+"""The test hooks library (tests/hooks) on numpy arrays: memory, arguments and backends. The ops are in op_calls.py.
 
 KDTREE_TEST_HOOKS names the library; without it the newest one under build*/tests/hooks is taken. Every output lies
-between guard bytes and is poisoned before the call, so that an op that writes too much or too little is caught.
+between guard bytes and is poisoned before the call, so that an op that writes too much or too little is caught. Needs
+nothing but numpy: these tests also run on a machine that has a GPU and no development packages.
 """
 import ctypes
 import os
@@ -13,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUARD = 0xA5
 MARGIN = 4 * 17    # bytes on either side: no multiple of a vector, so that arrays are not aligned by luck
 PAGE = 64          # kPageTokens
+NO_ID = -777       # a number no op writes, and no index
 
 
 def library_path():
@@ -25,10 +27,16 @@ def library_path():
 
 LIBRARY = ctypes.CDLL(library_path())
 LIBRARY.kdt_hook_cpu_targets.restype = ctypes.c_char_p
+LIBRARY.kdt_hook_why_no_cuda.restype = ctypes.c_char_p
 
 
 def cpu_targets():
   return LIBRARY.kdt_hook_cpu_targets().decode().split()
+
+
+def why_no_cuda():
+  """"" where the backend "cuda" can be had."""
+  return LIBRARY.kdt_hook_why_no_cuda().decode()
 
 
 def noise(seed, choice, position, token):
@@ -39,86 +47,107 @@ def noise(seed, choice, position, token):
   return word.value, value.value
 
 
-class Guarded:
-  """A poisoned array (NaN, or a number no op writes) between guard bytes; `aligned` to 64 bytes where an op may ask
-  for that."""
+def poison(dtype):
+  kind = np.dtype(dtype).kind
+  return np.nan if kind == "f" else NO_ID if kind == "i" else np.iinfo(dtype).max
 
-  def __init__(self, shape, dtype=np.float32, fill=None, aligned=False):
-    dtype = np.dtype(dtype)
+
+class Guarded:
+  """A poisoned array between guard bytes; `aligned` to 64 bytes where an op may ask for that.
+
+  `spare` rows more than its shape says stay poisoned: rows behind the live ones, which an op leaves alone."""
+
+  def __init__(self, shape, dtype=np.float32, fill=None, aligned=False, spare=0):
+    dtype, self.n = np.dtype(dtype), shape[0] if spare else None
+    shape = (shape[0] + spare, *shape[1:]) if spare else shape
     size = int(np.prod(shape)) * dtype.itemsize
     self.margin = 64 if aligned else MARGIN
     self.memory = np.full(size + 2 * self.margin + 64, GUARD, np.uint8)
     self.begin = self.margin + (-(self.memory.ctypes.data + self.margin) % 64) + (0 if aligned else 4)
     self.end = self.begin + size
     self.array = self.memory[self.begin:self.end].view(dtype).reshape(shape)
-    if fill is None:
-      fill = np.nan if dtype.kind == "f" else -777
-    self.array[...] = fill
+    self.array[...] = poison(dtype)
+    self.unused = None if self.n is None else self.array[self.n:].tobytes()
+    if fill is not None:
+      self.array[:self.n] = fill
 
   def check(self):
+    """The array without its spare rows."""
     assert (self.memory[:self.begin] == GUARD).all() and (self.memory[self.end:] == GUARD).all(), "guard bytes"
-    return self.array
+    if self.n is None:
+      return self.array
+    assert self.array[self.n:].tobytes() == self.unused, "rows that are not live"
+    return self.array[:self.n]
 
 
-def placed(values, dtype=np.float32):
-  """A copy of an input with NaN on both sides (as guard bytes are no NaN, these are)."""
-  guarded = Guarded(np.shape(values), dtype, values)
+def placed(values, dtype=np.float32, spare=0):
+  """A copy of an input with NaN on both sides (as guard bytes are no NaN, these are), and `spare` poisoned rows."""
+  guarded = Guarded(np.shape(values), dtype, values, spare=spare)
   guarded.memory[:guarded.begin] = 0xFF
   guarded.memory[guarded.end:] = 0xFF
   return guarded.array
 
 
-class RowsStruct(ctypes.Structure):
-  """kdt::Rows."""
-  _fields_ = [("n", ctypes.c_int64)] + [(name, ctypes.c_void_p)
-                                        for name in ("token", "position", "stream", "parent", "visible")]
+# Arguments as tests/hooks/hooks.h has them.
+
+class Array(ctypes.Structure):
+  _fields_ = [("data", ctypes.c_void_p), ("bytes", ctypes.c_int64)]
+
+  def __init__(self, array):
+    assert array.flags.c_contiguous
+    self.held = array
+    super().__init__(array.ctypes.data, array.nbytes)
+
+
+class Count(ctypes.Structure):
+  """n rows that are live, of n + spare; without spare there is no live count."""
+  _fields_ = [("most", ctypes.c_int64), ("live", ctypes.c_void_p)]
+
+  def __init__(self, n, spare=0):
+    self.now = np.array([n], np.int32)
+    super().__init__(n + spare, self.now.ctypes.data if spare else None)
+
+
+class Arrays(ctypes.Structure):
+  """A struct of arrays, in the order of `_fields_`; the caller keeps them."""
+
+
+class RowsArgument(Arrays):
+  _fields_ = [("n", Count)] + [(name, Array) for name in ("token", "position", "stream", "parent", "visible")]
 
 
 class Rows:
   """Rows of a pass; every argument an int list of the same length."""
 
-  def __init__(self, position, stream=None, parent=None, visible=None):
+  def __init__(self, position, stream=None, parent=None, visible=None, token=None):
     n = len(position)
     self.position = np.asarray(position, np.int32)
     self.stream = np.zeros(n, np.int32) if stream is None else np.asarray(stream, np.int32)
     self.parent = np.full(n, -1, np.int32) if parent is None else np.asarray(parent, np.int32)
     self.visible = self.position + np.int32(1) if visible is None else np.asarray(visible, np.int32)
-    self.token = np.full(n, -1, np.int32)
-    self.struct = RowsStruct(n, *(pointer(a) for a in (self.token, self.position, self.stream, self.parent,
-                                                       self.visible)))
+    self.token = np.full(n, -1, np.int32) if token is None else np.asarray(token, np.int32)
 
   def __len__(self):
     return len(self.position)
 
-
-def pointer(value):
-  return None if value is None else value.ctypes.data
-
-
-def argument(value):
-  if isinstance(value, np.ndarray):
-    assert value.flags.c_contiguous
-    return ctypes.c_void_p(value.ctypes.data)
-  if isinstance(value, Rows):
-    return ctypes.byref(value.struct)
-  if isinstance(value, float):
-    return ctypes.c_float(value)
-  if isinstance(value, bool):
-    return ctypes.c_int(value)
-  if isinstance(value, (int, np.integer)):
-    return ctypes.c_int64(value)
-  if value is None:
-    return ctypes.c_void_p()
-  return value     # a ctypes value already
+  def argument(self, spare):
+    columns = [placed(c, np.int32, spare) for c in (self.token, self.position, self.stream, self.parent, self.visible)]
+    self.held = Count(len(self), spare), [Array(c) for c in columns]
+    return RowsArgument(self.held[0], *self.held[1])
 
 
 class Backend:
-  """One CPU backend. Choosing an instruction set is process-wide: backends alive together have the same one."""
+  """A backend: a CPU's instruction set with so many threads, or "cuda". Choosing an instruction set is process-wide:
+  CPU backends alive together have the same one.
+
+  With `spare` every op is given so many rows more than are live: filled with what would fault as an index and shows as
+  NaN in a sum; and it runs twice, as recorded work does (Staged::run)."""
 
   def __init__(self, threads, target):
-    self.handle = ctypes.c_void_p()
+    self.handle, self.spare = ctypes.c_void_p(), 0
     self.check(LIBRARY.kdt_hook_create, ctypes.c_int(threads), ctypes.c_char_p(target.encode()),
                ctypes.byref(self.handle))
+    self.bf16 = self.describe()[1] == 2     # activations: what is not, is fp32
 
   def close(self):
     LIBRARY.kdt_hook_destroy(self.handle)
@@ -131,8 +160,29 @@ class Backend:
     if message is not None:
       raise RuntimeError(message.decode())
 
+  def argument(self, value):
+    if isinstance(value, np.ndarray):
+      return ctypes.byref(Array(value))
+    if isinstance(value, Guarded):
+      return ctypes.byref(Array(value.array))
+    if isinstance(value, Rows):
+      return ctypes.byref(value.argument(self.spare))
+    if isinstance(value, (Arrays, Count)):
+      return ctypes.byref(value)
+    if isinstance(value, float):
+      return ctypes.c_float(value)
+    if isinstance(value, bool):
+      return ctypes.c_int(value)
+    if isinstance(value, (int, np.integer)):
+      return ctypes.c_int64(value)
+    if isinstance(value, list):      # of numbers that the hook alone reads
+      return (ctypes.c_int64 * len(value))(*value)
+    if value is None:
+      return ctypes.c_void_p()
+    return value     # a ctypes value already
+
   def call(self, name, *arguments):
-    self.check(getattr(LIBRARY, "kdt_hook_" + name), self.handle, *map(argument, arguments))
+    self.check(getattr(LIBRARY, "kdt_hook_" + name), self.handle, *map(self.argument, arguments))
 
   def number(self, name, *arguments):
     out = ctypes.c_int64(-1)
@@ -145,6 +195,17 @@ class Backend:
     self.call("describe", *map(ctypes.byref, numbers), ctypes.byref(name))
     return *(n.value for n in numbers), name.value.decode()
 
+  # Rows with the spare ones behind them.
+
+  def count(self, n):
+    return Count(n, self.spare)
+
+  def rows_in(self, values, dtype=np.float32):
+    return placed(values, dtype, self.spare)
+
+  def rows_out(self, shape, dtype=np.float32, fill=None):
+    return Guarded(shape, dtype, fill, spare=self.spare)
+
   # Weights: BF16 as uint16 [n_out, n_in], INT4 as (int32 [n_out, n_in / 8], uint16 [n_out, n_in / group]).
 
   def matrix(self, *stacked, columns=None):
@@ -153,8 +214,8 @@ class Backend:
     width = sources[0].shape[1]
     begin, end = columns or (0, width)
     pointers = (ctypes.c_void_p * len(sources))(*(s.ctypes.data + 2 * begin for s in sources))
-    n_out = np.array([len(s) for s in sources], np.int64)
-    return self.number("upload_matrix", len(sources), pointers, n_out, end - begin, width if columns else 0)
+    return self.number("upload_matrix", len(sources), pointers, [len(s) for s in sources], end - begin,
+                       width if columns else 0)
 
   def gate_up(self, gate, up):
     return self.number("upload_gate_up", placed(gate, np.uint16), placed(up, np.uint16), *gate.shape)
@@ -171,7 +232,7 @@ class Backend:
 
   def raw(self, array):
     out = ctypes.c_void_p()
-    self.call("upload_raw", placed(array, array.dtype), array.nbytes, ctypes.byref(out))
+    self.call("upload_raw", placed(array, array.dtype), ctypes.byref(out))
     return out
 
   def page_sizes(self, kv_lora=16, rope=16, rows=1, n_kv_heads=1, head_dim=16):
@@ -179,132 +240,3 @@ class Backend:
     sizes = [ctypes.c_int64() for _ in range(3)]
     self.call("sizes", rows, kv_lora, rope, n_kv_heads, head_dim, *map(ctypes.byref, sizes))
     return [s.value for s in sizes]
-
-  # Ops. Inputs are copied between NaN, outputs come back checked.
-
-  def embed(self, tokens, table, hidden):
-    out = Guarded((len(tokens), hidden))
-    self.call("embed", len(tokens), placed(tokens, np.int32), table, hidden, out.array)
-    return out.check()
-
-  def rms_norm(self, x, weight, eps):
-    out = Guarded(x.shape)
-    self.call("rms_norm", len(x), x.shape[1], placed(x), 0, None, placed(weight), eps, out.array, 0, None)
-    return out.check()
-
-  def linear(self, x, weight, n_out, initial=None):
-    out = Guarded((len(x), n_out), fill=initial)
-    self.call("linear", len(x), placed(x), 0, None, weight, out.array, 0, None, initial is not None)
-    return out.check()
-
-  def logits(self, x, weight, n_out):
-    out = Guarded((len(x), n_out))
-    self.call("logits", len(x), placed(x), weight, out.array)
-    return out.check()
-
-  def mlp(self, x, gate_up, down, width, initial):
-    scratch, out = Guarded((len(x), width)), Guarded(x.shape, fill=initial)
-    self.call("mlp", len(x), placed(x), gate_up, down, scratch.array, out.array, None)
-    scratch.check()
-    return out.check()
-
-  def route(self, x, gate, bias, k, normalise, scaling):
-    n, n_experts = len(x), len(bias)
-    scores, expert, weight = Guarded((n, n_experts)), Guarded((n, k), np.int32), Guarded((n, k))
-    self.call("route", n, placed(x), gate, placed(bias), n_experts, k, normalise, scaling, scores.array, expert.array,
-              weight.array)
-    scores.check()
-    return expert.check(), weight.check()
-
-  def experts(self, x, expert, weight, gate_up, down, width, shared_gate_up, shared_down, shared_width, initial):
-    n, hidden = x.shape
-    k, n_experts = expert.shape[1], len(gate_up)
-    size = self.number("experts_scratch", n, k, n_experts, width, shared_width, hidden)
-    scratch, out = Guarded((size,), np.uint8, 0xFF, aligned=True), Guarded(x.shape, fill=initial)
-    self.call("experts", n, hidden, placed(x), placed(expert, np.int32), placed(weight), n_experts, k,
-              np.array(gate_up, np.int64), np.array(down, np.int64), width, shared_gate_up, shared_down, scratch.array,
-              out.array)
-    scratch.check()
-    return out.check()
-
-  def top_k(self, logits, k, sampling=None, position=None):
-    """sampling: one dictionary a stream, of temperature, seed and choice; rows are shared out evenly."""
-    n, vocab = logits.shape
-    token, log_q = Guarded((n, k), np.int32), Guarded((n, k))
-    column = lambda name, dtype: np.array([s[name] for s in sampling], dtype) if sampling else None
-    self.call("top_k", n, vocab, k, placed(logits), sampling is not None, n // len(sampling) if sampling else 1,
-              None if position is None else np.asarray(position, np.int32), column("temperature", np.float64),
-              column("seed", np.uint64), column("choice", np.uint32), token.array, log_q.array)
-    return token.check(), log_q.check()
-
-  def sample(self, logits, position, sampling, stream):
-    token = Guarded((len(logits),), np.int32)
-    column = lambda name, dtype, default: np.array([s.get(name, default) for s in sampling], dtype)
-    self.call("sample", len(logits), np.asarray(position, np.int32), np.asarray(stream, np.int32), logits.shape[1],
-              placed(logits), len(sampling), column("temperature", np.float64, 0), column("top_p", np.float64, 1),
-              column("min_p", np.float64, 0), column("top_k", np.int32, 0), column("seed", np.uint64, 0),
-              column("choice", np.uint32, 0), token.array)
-    return token.check()
-
-  def sample_adjusted(self, logits, row_token, position, stream, parent, sampling, adjust):
-    """adjust: one dict a stream, with the arguments of reference.sampling.adjusted."""
-    token = Guarded((len(logits),), np.int32)
-    column = lambda name, dtype, default: np.array([s.get(name, default) for s in sampling], dtype)
-    lists = lambda key: [list(a.get(key, {}).items()) for a in adjust]
-    first = lambda of: np.concatenate([[0], np.cumsum([len(x) for x in of])]).astype(np.int64)
-    part = lambda of, i, dtype: np.array([x[i] for one in of for x in one] or [0], dtype)
-    seen, bias, banned = lists("seen"), lists("bias"), [[(t, 0) for t in a.get("banned", ())] for a in adjust]
-    self.call("sample_adjusted", len(logits), np.asarray(row_token, np.int32), np.asarray(position, np.int32),
-              np.asarray(stream, np.int32), np.asarray(parent, np.int32), logits.shape[1], placed(logits), len(sampling),
-              column("temperature", np.float64, 0), column("seed", np.uint64, 0),
-              np.array([[a.get("repetition", 1), a.get("frequency", 0), a.get("presence", 0)] for a in adjust], np.float32),
-              first(seen), part(seen, 0, np.int32), part(seen, 1, np.int32),
-              first(bias), part(bias, 0, np.int32), part(bias, 1, np.float32),
-              first(banned), part(banned, 0, np.int32), np.array([a.get("banned_until", 0) for a in adjust], np.int32),
-              token.array)
-    return token.check()
-
-  def logprobs(self, logits, row, token, n_top):
-    n = len(row)
-    own, top, values = Guarded((n,)), Guarded((n, n_top), np.int32), Guarded((n, n_top))
-    self.call("logprobs", n, logits.shape[1], n_top, placed(logits), np.asarray(row, np.int32),
-              np.asarray(token, np.int32), own.array, top.array, values.array)
-    return own.check(), top.check(), values.check()
-
-  def build_tree(self, token, log_q, budget, spine=False):
-    """-> (token, parent, depth, weight) of nodes 1..n."""
-    depths, k = log_q.shape
-    columns = [Guarded((budget + 1,), dtype) for dtype in (np.int32, np.int32, np.int32, np.float32)]
-    n = self.number("build_tree", depths, k, placed(token, np.int32), placed(log_q), budget, spine,
-                    *(c.array for c in columns))
-    node_token, parent, depth, weight = (c.check() for c in columns)
-    assert (node_token[0], parent[0], depth[0], weight[0]) == (-777, -1, 0, 0)
-    assert (parent[n + 1:] == -777).all()
-    return node_token[1:n + 1], parent[1:n + 1], depth[1:n + 1], weight[1:n + 1]
-
-  def accept(self, node_token, node_parent, sample):
-    """Nodes 1..n (the root is added here), sample [n + 1]."""
-    n = len(node_token)
-    path = Guarded((n + 1,), np.int32)
-    root = lambda values, first: np.concatenate(([first], values)).astype(np.int32)
-    length = self.number("accept", n, root(node_token, -1), root(node_parent, -1), np.asarray(sample, np.int32),
-                         path.array)
-    return path.check()[:length]
-
-
-class Backends:
-  """Backends of one instruction set by thread count, and the same weights in each of them."""
-
-  def __init__(self, target):
-    self.target = target
-    self.by_threads = {}
-
-  def __getitem__(self, threads):
-    if threads not in self.by_threads:
-      self.by_threads[threads] = Backend(threads, self.target)
-    return self.by_threads[threads]
-
-  def close(self):
-    for backend in self.by_threads.values():
-      backend.close()
-    self.by_threads.clear()

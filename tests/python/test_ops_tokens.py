@@ -1,9 +1,9 @@
-"""Candidates and samples of every instruction set, against the numpy reference."""
+"""Candidates, samples and log-probabilities of every backend, against the numpy reference."""
 import numpy as np
 import pytest
 
 import op_hooks
-from op_checks import assert_close, backends, check_rows_independent, same_bits
+from op_checks import assert_close, backends, check_rows_independent, same_bits, with_spare
 from reference import sampling
 
 # (seed, choice, position, token) -> (word, Gumbel noise): the vectors of docs/numerics.md.
@@ -90,7 +90,8 @@ def test_top_k_with_noise(backends):
     s = sampling_of[i // depths]
     first = i // depths * depths
     stream = slice(first, first + depths)
-    alone = [a[i - first:i - first + 1] for a in backends[3].top_k(logits[stream], 40, [s], position[stream])]
+    run = lambda: backends[3].top_k(logits[stream], 40, [s], position[stream])
+    alone = [a[i - first:i - first + 1] for a in with_spare(backends[3], run, i % 4)]
     assert all(same_bits(np.ascontiguousarray(a[i:i + 1]), np.ascontiguousarray(b)) for a, b in zip(whole, alone))
     if s["temperature"] == 0:
       plain = backends[2].top_k(logits[i:i + 1], 40)
@@ -162,6 +163,31 @@ def test_candidates_use_the_noise_of_the_sample(backends):
   assert (best == backends[2].sample(logits, position, [s], np.zeros(200))).mean() > 0.99   # float32 may tie
 
 
+def test_whole_vocabulary(backends):
+  """As many tokens as the model has: candidates, samples, log-probabilities."""
+  rng = np.random.default_rng(12)
+  n, vocab = 8, 163840
+  logits, position = hostile_logits(rng, n, vocab), rng.integers(0, 1 << 17, n)
+  size = 1 + np.abs(logits[np.isfinite(logits)]).max()
+  run = lambda backend, _, rows: backend.top_k(logits[rows], 64)
+  token, log_q = check_rows_independent(backends, lambda b: None, run, n, rng)
+  for i in range(n):
+    check_candidates(token[i], log_q[i], logits[i].astype(np.float64), 4e-6 * size, True)
+  followed = rng.integers(0, vocab, n)
+  own, top, values = backends[1].logprobs(logits, np.arange(n), followed, 20)
+  want = sampling.log_softmax(logits)
+  assert same_bits(top, token[:, :20].copy()) and same_bits(values, log_q[:, :20].copy())
+  finite = np.isfinite(want[np.arange(n), followed])
+  assert_close(own[finite], want[np.arange(n), followed][finite], 4e-6 * size)
+  sampling_of = [dict(temperature=1.0, seed=1), dict(temperature=0.7, seed=2, top_k=50, top_p=0.9), dict(temperature=0.0),
+                 dict(temperature=1.5, seed=3, top_p=0.8), dict(temperature=1.0, seed=4, min_p=0.05)]
+  for s in sampling_of:
+    got = backends[1].sample(logits, position, [s], np.zeros(n))
+    for i in range(n):
+      chosen, margin = sampling.sample(logits[i], int(position[i]), **s)
+      assert got[i] == chosen or margin < 1e-9, (i, s)
+
+
 def random_adjust(rng, vocab):
   some = lambda most: rng.choice(vocab, int(rng.integers(0, min(vocab, most) + 1)), replace=False)
   return dict(repetition=float(rng.choice([1.0, 1.3, 0.7])), frequency=float(rng.choice([0.0, 0.5, -1.0])),
@@ -186,10 +212,11 @@ def test_sample_with_penalties_on_each_nodes_own_ancestors(backends, vocab):
       position.append(start + len(path[-1]))
       stream.append(s)
   logits = hostile_logits(rng, len(token), vocab)
-  adjust = [random_adjust(rng, vocab) for _ in range(streams)]
+  adjust = [random_adjust(rng, vocab) if s else {} for s in range(streams)]
   sampling_of = [dict(temperature=float(rng.choice([0.0, 1.0])), seed=int(rng.integers(1 << 63))) for _ in range(streams)]
-  got = [backends[threads].sample_adjusted(logits, token, position, stream, parent, sampling_of, adjust) for threads in (1, 3)]
-  assert same_bits(*got)
+  run = lambda backend: backend.sample(logits, position, sampling_of, stream, token, parent, adjust)
+  got = [run(backends[1]), run(backends[3]), with_spare(backends[1], lambda: run(backends[1]))]
+  assert same_bits(*got[:2]) and same_bits(got[0], got[2].copy())
   compared = 0
   for i in range(len(token)):
     row = sampling.adjusted(logits[i], position[i], path[i], **adjust[stream[i]])
@@ -205,6 +232,7 @@ def test_logprobs(backends, vocab):
   rng = np.random.default_rng(vocab)
   logits = hostile_logits(rng, 30, vocab)
   row, token = rng.integers(0, 30, 50), rng.integers(0, vocab, 50)
+  token[::7] = -1      # not wanted
   for n_top in sorted({0, 1, 5, 20} & set(range(vocab + 1))):
     run = lambda backend, _, rows: backend.logprobs(logits, row[rows], token[rows], n_top)
     own, top, values = check_rows_independent(backends, lambda b: None, run, 50, rng)
@@ -212,6 +240,9 @@ def test_logprobs(backends, vocab):
     best, _ = sampling.top_k(logits[row], n_top)
     scale = 1 + np.abs(logits[np.isfinite(logits)]).max(initial=0)
     for i in range(50):
+      if token[i] < 0:
+        assert np.isnan(own[i]) and (top[i] == op_hooks.NO_ID).all() and np.isnan(values[i]).all()
+        continue
       if np.isfinite(want[i, token[i]]):
         assert_close(own[i:i + 1], want[i, token[i:i + 1]], 4e-6 * scale)
       assert top[i].tolist() == best[i].tolist()

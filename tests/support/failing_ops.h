@@ -22,6 +22,7 @@ class FailingOps final : public Ops {
   Buffer allocate(size_t bytes) override { return real_->allocate(bytes); }
   void copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) override { real_->copy_in(to, offset, from, bytes); }
   void copy_out(const Buffer& from, size_t offset, void* to, size_t bytes) override { real_->copy_out(from, offset, to, bytes); }
+  Exchange exchange(size_t bytes) override { return real_->exchange(bytes); }
   const void* upload_raw(const std::byte* source, size_t bytes) override { return real_->upload_raw(source, bytes); }
   Matrix upload_matrix(std::span<const MatrixSource> stacked) override { return real_->upload_matrix(stacked); }
   Matrix upload_gate_up(const MatrixSource& gate, const MatrixSource& up) override { return real_->upload_gate_up(gate, up); }
@@ -29,6 +30,7 @@ class FailingOps final : public Ops {
   Matrix upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group) override {
     return real_->upload_int4_gate_up(gate, up, group);
   }
+  MatrixGroup group(std::span<const Matrix> matrices) override { return real_->group(matrices); }
   size_t latent_page_bytes(int64_t lora, int64_t rope) const override { return real_->latent_page_bytes(lora, rope); }
   size_t latent_scratch_bytes(int64_t rows, int64_t lora, int64_t rope) const override {
     return real_->latent_scratch_bytes(rows, lora, rope);
@@ -37,7 +39,20 @@ class FailingOps final : public Ops {
   size_t experts_scratch_bytes(int64_t rows, int64_t k, int64_t n, int64_t width, int64_t shared, int64_t hidden) const override {
     return real_->experts_scratch_bytes(rows, k, n, width, shared, hidden);
   }
+  size_t attention_work_bytes(int64_t rows, int64_t heads, int64_t key_dims, int64_t context) const override {
+    return real_->attention_work_bytes(rows, heads, key_dims, context);
+  }
+  size_t vocabulary_work_bytes(int64_t rows, int64_t vocab, int64_t k) const override {
+    return real_->vocabulary_work_bytes(rows, vocab, k);
+  }
   size_t weight_bytes() const override { return real_->weight_bytes(); }
+  size_t spare_bytes() const override { return real_->spare_bytes(); }
+  int64_t capacity(int64_t rows) const override { return real_->capacity(rows); }
+  void send(const Exchange& from, size_t bytes) override { real_->send(from, bytes); }
+  void submit(const SubmitKey* key, const std::function<void()>& work) override { real_->submit(key, work); }
+  void mark(Stage stage) override { real_->mark(stage); }
+  void fetch(const Exchange& to, size_t bytes) override { real_->fetch(to, bytes); }
+  StageSeconds wait() override { return real_->wait(); }
 
 #define KDT_FORWARD(op, Args) \
   void op(const Args& args) override { \
@@ -59,9 +74,12 @@ class FailingOps final : public Ops {
   KDT_FORWARD(logprobs, LogprobArgs)
   KDT_FORWARD(draft_context, DraftContextArgs)
   KDT_FORWARD(draft_attention, DraftAttentionArgs)
-  KDT_FORWARD(build_tree, BuildTreeArgs)
+  KDT_FORWARD(build_trees, BuildTreesArgs)
+  KDT_FORWARD(cut, CutArgs)
+  KDT_FORWARD(lay_rows, LayRowsArgs)
   KDT_FORWARD(accept, AcceptArgs)
   KDT_FORWARD(commit, CommitArgs)
+  KDT_FORWARD(count_experts, CountExpertsArgs)
 #undef KDT_FORWARD
 
  private:

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "cpu/cpu_ops.h"
 #include "model/dflash.h"
 #include "model/kimi.h"
 #include "runtime/pages.h"
 #include "runtime/round.h"
 #include "support/one_stream.h"
+#include "support/test_backend.h"
 
 namespace kdt::test {
 
@@ -37,7 +37,7 @@ class Bundled {
  public:
   // `n_streams`: as many streams of kMaxContext tokens have pages.
   explicit Bundled(int threads, int64_t n_streams = 2)
-      : ops(make_cpu_ops(threads, "")), n_streams_(n_streams) {
+      : ops(make_test_ops(threads)), n_streams_(n_streams) {
     const std::string model = models_directory() + "tiny-k2", draft = models_directory() + "tiny-k2-dflash";
     const DraftConfig draft_config = load_draft_config(draft);
     target = std::make_unique<Kimi>(*ops, load_model_config(model), Checkpoint::open(model), kMaxRows, kMaxContext,

@@ -12,9 +12,9 @@
 #include <thread>
 
 #include "base/error.h"
-#include "cpu/cpu_ops.h"
 #include "runtime/engine.h"
 #include "support/failing_ops.h"
+#include "support/test_backend.h"
 
 using namespace kdt;
 using namespace kdt::test;
@@ -32,7 +32,7 @@ std::unique_ptr<Engine> make_engine(std::shared_ptr<std::atomic<int64_t>> left =
   options.max_budget = 32;
   if (change) change(options);
   if (!left) left = std::make_shared<std::atomic<int64_t>>(-1);
-  return std::make_unique<Engine>(options, [left] { return std::make_unique<FailingOps>(make_cpu_ops(2, ""), left); });
+  return std::make_unique<Engine>(options, [left] { return std::make_unique<FailingOps>(make_test_ops(2), left); });
 }
 
 RequestSettings settings_of(int64_t n_prompt, int64_t max_tokens, uint64_t seed = 0) {

@@ -174,7 +174,7 @@ TEST_CASE("the budget is the best of an exhaustive scan, even where a greedy sto
     std::vector<double> gain;
     for (int n = 0; n < 40; ++n) gain.push_back(uniform(random) * (gain.empty() ? 1 : gain.back()));
     const double lambda = 500 + 1500 * uniform(random), draft = 1e-3 * uniform(random);
-    const Choice choice = choose_nodes(gain, 1, 1, costs, draft, lambda);
+    const Choice choice = choose_nodes(gain, 1, 1, costs.seconds().data(), draft, lambda);
     double best = -1e30, tokens = 1;
     for (int64_t n = 0; n <= 40; ++n) {
       if (n > 0) tokens += gain[static_cast<size_t>(n - 1)];
