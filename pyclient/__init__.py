@@ -34,8 +34,9 @@ _HOMES = {
 
 __all__ = [
   "AsyncStream", "BadCheckpoint", "Cancelled", "ChatReply", "ContextLength", "EngineFailed", "GenerateOptions",
-  "Health", "InternalError", "InvalidArgument", "KdtreeError", "OutOfMemory", "Part", "QueueFull", "ReadFailed", "ReplyReader",
-  "Result", "SamplingOptions", "Session", "SessionClosed", "ShuttingDown", "Stream", "Token", "ToolCall", "Unsupported",
+  "Health", "InternalError", "InvalidArgument", "KdtreeError", "OutOfMemory", "Part", "QueueFull", "ReadFailed",
+  "ReplyReader", "Result", "SamplingOptions", "Session", "SessionClosed", "ShuttingDown", "Stream", "Token",
+  "ToolCall", "Unsupported",
 ]
 
 

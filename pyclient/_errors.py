@@ -52,7 +52,7 @@ class InternalError(KdtreeError):
 
 
 class SessionClosed(KdtreeError, RuntimeError):
-  """The session was used after close()."""
+  """The session was used after close(), or in a forked child of the process that opened it."""
 
 
 # kdt_status by the name that kdt_status_name gives it.

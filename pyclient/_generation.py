@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import math
+import os
 import weakref
 from typing import Any
 
-from ._errors import EngineFailed
+from ._errors import EngineFailed, SessionClosed
 from ._ffi import Api
 from .result import Result, Token
 
@@ -21,7 +22,8 @@ class Generation:
     self._api = api
     self._request = request
     # Not at interpreter exit: a daemon thread may still be waiting on the request then, and closing the engine ends it.
-    weakref.finalize(self, api.lib.kdt_request_destroy, request).atexit = False
+    self._process = os.getpid()
+    weakref.finalize(self, _destroy, api, request, self._process).atexit = False
     self._events = api.ffi.new("kdt_event[]", _EVENTS_PER_CALL)
     self._n_events = api.ffi.new("int64_t *")
     self._logprobs = logprobs
@@ -38,6 +40,7 @@ class Generation:
   def take(self, wait_ms: int) -> bool:
     """Takes what events there are, after waiting so long for the first; False: none came."""
     api, lib = self._api, self._api.lib
+    self._check_process()
     status = lib.kdt_request_next(self._request, self._events, _EVENTS_PER_CALL, self._n_events, wait_ms)
     if status == lib.KDT_ERR_TIMEOUT:
       return False
@@ -60,6 +63,7 @@ class Generation:
     return True
 
   def cancel(self) -> None:
+    self._check_process()
     self._api.check(self._api.lib.kdt_request_cancel(self._request))
 
   def descriptor(self) -> int:
@@ -78,6 +82,10 @@ class Generation:
     if self.result is None:
       raise RuntimeError("result: the stream still runs: expected it to be read to its end, or its `with` left")
     return self.result
+
+  def _check_process(self) -> None:
+    if self._process != os.getpid():
+      raise SessionClosed("stream: of another process: expected one started after the fork")
 
   def _token(self, event: Any, text: str, logprobs: bool) -> Token:
     if not logprobs:
@@ -106,6 +114,8 @@ class Generation:
       seed=out.seed,
       timings_ms={api.text(lib.kdt_stage_name(i)): out.timings_ms[i] for i in range(lib.KDT_N_STAGES)},
       cached_tokens=out.cached_tokens,
+      drafted_rounds=out.drafted_rounds,
+      draft_nodes=out.draft_nodes,
       preemptions=out.preemptions,
       queue_ms=out.queue_ms,
       total_ms=out.total_ms,
@@ -113,6 +123,11 @@ class Generation:
       top_logprobs=[token.top_logprobs or {} for token in self._tokens] if self._logprobs else None,
       prompt_logprobs=[token.logprob for token in self._prompt] if self._prompt_logprobs else None,
       prompt_top_logprobs=[token.top_logprobs or {} for token in self._prompt] if self._prompt_logprobs else None)
+
+
+def _destroy(api: Api, request: Any, process: int) -> None:
+  if process == os.getpid():  # in a forked child nobody would ever let go of its locks
+    api.lib.kdt_request_destroy(request)
 
 
 def _given(logprob: float | None) -> float:

@@ -51,6 +51,10 @@ class Result:
   """Milliseconds by stage: prefill, draft, build, verify, sample, accept, commit, emit."""
   cached_tokens: int
   """Prompt tokens whose KV came from the prefix cache."""
+  drafted_rounds: int
+  """Rounds that ran the drafter."""
+  draft_nodes: int
+  """Draft nodes verified in all."""
   preemptions: int
   """Times its pages were taken and recomputed; changes no token."""
   queue_ms: float

@@ -49,6 +49,8 @@ class Session:
 
   Of these, within a backend, only model, draft, max_context, max_budget and chat_format can change any bit of an output.
 
+  A process that was forked cannot use a session of its parent (SessionClosed); it can open its own.
+
   Errors are KdtreeErrors: BadCheckpoint and ReadFailed for the files, InvalidArgument for the rest.
   """
 

@@ -13,7 +13,8 @@ PROMPT = "def add(a, b):\n"
 STAGES = ["prefill", "draft", "build", "verify", "sample", "accept", "commit", "emit"]
 FIELDS = ["schema_version", "text", "token_ids", "prompt_tokens", "rounds", "tokens_per_round", "tokens_per_second",
           "first_token_ms", "accepted_by_depth", "finish_reason", "stop_reason", "seed", "timings_ms", "cached_tokens",
-          "preemptions", "queue_ms", "total_ms", "logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"]
+          "drafted_rounds", "draft_nodes", "preemptions", "queue_ms", "total_ms", "logprobs", "top_logprobs",
+          "prompt_logprobs", "prompt_top_logprobs"]
 
 
 # ------------------------------------------------------------------------------------------------ results and streams

@@ -98,6 +98,29 @@ def test_a_program_that_closes_nothing_ends_well():
   assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
+def test_a_forked_child_is_told_and_ends_well():
+  program = ("import os, sys\n"
+             "from pyclient import Session, SessionClosed\n"
+             "session = Session(threads=1)\n"
+             f"stream = session.stream({PROMPT!r}, max_tokens=300, speculate='off', ignore_eos=True)\n"
+             "next(stream)\n"
+             "child = os.fork()\n"
+             "if not child:\n"
+             "  for call in (lambda: session.generate('x'), lambda: list(stream), stream.cancel, session.health):\n"
+             "    try: call()\n"
+             "    except SessionClosed as error: assert 'another process' in str(error)\n"
+             "    else: sys.exit(3)\n"
+             "  session.close()\n"
+             "  del stream\n"
+             "  with Session(threads=1) as own: own.generate('x', max_tokens=2)\n"
+             "  sys.exit(0)\n"
+             "assert os.waitpid(child, 0)[1] == 0\n"
+             "print(len(list(stream)))\n")
+  done = subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", program], capture_output=True,
+                        text=True, env=clean_environment(), timeout=120)
+  assert (done.returncode, done.stdout, done.stderr) == (0, "299\n", "")
+
+
 def test_importing_the_package_loads_no_library():
   program = ("import sys, pyclient, pyclient._launch\n"
              "assert 'cffi' not in sys.modules and 'numpy' not in sys.modules\n"
