@@ -1,11 +1,13 @@
 #include "auth.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 
 #include "failure.h"
 
@@ -14,6 +16,31 @@ namespace {
 
 constexpr const char* kVariable = "KDTREE_API_KEY";
 constexpr size_t kLongestKey = 4096;
+constexpr size_t kLargestFile = size_t{1} << 20;
+
+// The text of a small regular file: a pipe would make the start wait, a device might never end.
+std::string read_key_file(const std::string& path) {
+  constexpr const char* kExpected = "a regular file of API keys, one a line, at most 1 MiB";
+  struct File {
+    int descriptor;
+    ~File() {
+      if (descriptor >= 0) close(descriptor);
+    }
+  };
+  const File file{open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)};
+  struct stat status {};
+  if (file.descriptor < 0 || fstat(file.descriptor, &status) != 0) fail_run(path, std::strerror(errno), kExpected);
+  if (!S_ISREG(status.st_mode)) fail_run(path, S_ISDIR(status.st_mode) ? "a directory" : "no regular file", kExpected);
+  std::string text;
+  char buffer[1 << 14];
+  for (ssize_t n = 1; n > 0;) {
+    n = read(file.descriptor, buffer, sizeof(buffer));
+    if (n < 0) fail_run(path, std::strerror(errno), kExpected);
+    text.append(buffer, static_cast<size_t>(n));
+    if (text.size() > kLargestFile) fail_run(path, "more than 1 MiB", kExpected);
+  }
+  return text;
+}
 
 // Every byte of the key is looked at, whatever the candidate is. The volatile sum keeps the compiler from leaving
 // early.
@@ -39,13 +66,7 @@ bool starts_with_bearer(std::string_view text) noexcept {
 ApiKeys ApiKeys::load(const std::string& path) {
   ApiKeys keys;
   if (!path.empty()) {
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    const bool is_empty = file.is_open() && file.peek() == std::ifstream::traits_type::eof() && !file.bad();
-    if (!is_empty && !(text << file.rdbuf())) {
-      fail_run(path, std::strerror(errno ? errno : EIO), "a readable file of API keys, one a line");
-    }
-    keys.add(text.str(), path);
+    keys.add(read_key_file(path), path);
     if (!keys.required()) fail_run(path, "no key", "API keys, one a line");
   }
   if (const char* text = std::getenv(kVariable)) keys.add(text, kVariable);

@@ -10,8 +10,8 @@ namespace kdt {
 class ApiKeys {
  public:
   // Keys from a file (unless `path` is empty) and from the environment's KDTREE_API_KEY, one a line. Empty lines and
-  // lines that begin with # are left out. Throws Failure for a file that cannot be read, holds no key, or a key no
-  // header can carry.
+  // lines that begin with # are left out. Throws Failure for a file that cannot be read, is no regular file of at most
+  // 1 MiB, holds no key, or a key no header can carry.
   static ApiKeys load(const std::string& path);
 
   // Whether a key is asked for at all.

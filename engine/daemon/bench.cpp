@@ -1,7 +1,9 @@
 // kdtree-run bench: speculation modes side by side on the same prompts, in one process, interleaved.
 #include <algorithm>
+#include <chrono>
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -26,7 +28,7 @@ constexpr int64_t kMostPrefill = 262144;
 const char* const kDefaultModes = "off,chain,tree:8,tree:16,auto";
 
 struct BenchCommand {
-  explicit BenchCommand(CLI::App& app) : flags(app) {}
+  explicit BenchCommand(CLI::App& app) : flags(app, "bench", "Compare speculation modes on the same prompts") {}
 
   Flags flags;
   EngineFlags engine;
@@ -69,8 +71,7 @@ void BenchCommand::declare() {
   flags.value("--repeat", integer_form(repeat, 1, 1000), std::to_string(repeat), "Runs of every prompt in every mode");
   flags.value("--prefill", integer_form(prefill, 0, kMostPrefill), std::to_string(prefill),
               "Tokens of the prompt whose time to first token is measured; 0: none");
-  flags.value("--ignore-eos", boolean_form(ignore_eos), "on",
-              "Decode past stop tokens, so that every mode does the same fixed work");
+  flags.toggle("--ignore-eos", ignore_eos, "Decode past stop tokens, so that every mode does the same fixed work");
   sampling.declare(flags, "0");
   engine.declare(flags);
   flags.toggle("--json", json, "Print one JSON object instead of the tables");
@@ -225,7 +226,9 @@ int BenchCommand::run() {
   std::vector<BenchPrompt> set = load_bench_prompts(loaded, prompts, kinds, prompts_per_kind);
   const uint64_t seed = sampling.seed.value_or(0);
   const BenchSettings settings{max_tokens, repeat, sampling.temperature, seed, ignore_eos, set.size()};
-  const BenchReport report = Bench(*this, loaded, std::move(set)).run();
+  const auto start = std::chrono::steady_clock::now();
+  BenchReport report = Bench(*this, loaded, std::move(set)).run();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const nlohmann::ordered_json info = loaded.info();
   write_stdout(json ? bench_json(report, settings, info).dump(2) + "\n" : bench_text(report, settings, info));
   if (!report.difference.empty()) fail_run("token ids", report.difference, "the same in every mode");
@@ -235,10 +238,9 @@ int BenchCommand::run() {
 }  // namespace
 
 Command add_bench(CLI::App& app) {
-  CLI::App* flags = app.add_subcommand("bench", "Compare speculation modes on the same prompts");
-  const auto command = std::make_shared<BenchCommand>(*flags);
+  const auto command = std::make_shared<BenchCommand>(app);
   command->declare();
-  return {flags, [command] { return command->run(); }};
+  return command_of(command);
 }
 
 }  // namespace kdt

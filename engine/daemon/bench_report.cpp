@@ -1,5 +1,6 @@
 // The figures of a bench run as tables for people and as JSON for machines.
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "bench_samples.h"
 #include "table.h"
@@ -120,6 +121,7 @@ std::string bench_text(const BenchReport& report, const BenchSettings& settings,
     out += "Speed of decoding; stages in microseconds per round\n" + speed_table(report) + "\n" + depth_table(report);
   }
   out += prefill_line(report.prefill);
+  out += "the run took " + fixed(report.seconds, 1) + " s\n";
   return out + "identical: " + (report.difference.empty() ? "yes" : "no: " + report.difference) + "\n";
 }
 
@@ -136,6 +138,7 @@ Json bench_json(const BenchReport& report, const BenchSettings& settings, const 
   out["temperature"] = settings.temperature;
   out["seed"] = settings.seed;
   out["ignore_eos"] = settings.ignore_eos;
+  out["seconds"] = report.seconds;
   out["identical"] = report.difference.empty();
   out["rows"] = Json::array();
   for (const BenchRow& row : report.rows) out["rows"].push_back(row_json(report, row));

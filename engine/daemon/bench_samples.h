@@ -75,6 +75,7 @@ struct BenchReport {
   std::vector<BenchRow> rows;  // kinds in order, "all" last when there are several; modes in order within each
   PrefillFigures prefill;      // no values: not measured
   std::string difference;      // empty: every mode and repeat gave the same token ids
+  double seconds = 0;          // that all of it took, without loading
 
   const BenchRow* off_row(const std::string& kind) const;
 };

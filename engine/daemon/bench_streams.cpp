@@ -3,6 +3,7 @@
 #include <chrono>
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,7 @@ struct Row {
 };
 
 struct StreamsBench {
-  explicit StreamsBench(CLI::App& app) : flags(app) {}
+  explicit StreamsBench(CLI::App& app) : flags(app, "bench-streams", "Measure many streams at once, and prefix hits") {}
 
   Flags flags;
   EngineFlags engine;
@@ -137,8 +138,8 @@ Sample measure(const Engine& engine, const std::vector<BenchPrompt>& prompts, co
 }
 
 // Medians of the first token's milliseconds: cold, and with all whole pages but the last token's known.
-std::pair<double, double> measure_first_token(const Engine& engine, const std::vector<BenchPrompt>& prompts, int32_t n_tokens,
-                                              int32_t repeat) {
+std::pair<double, double> measure_first_token(const Engine& engine, const std::vector<BenchPrompt>& prompts,
+                                              int32_t n_tokens, int32_t repeat) {
   std::vector<int32_t> text;
   while (text.size() < static_cast<size_t>(n_tokens))
     for (const BenchPrompt& prompt : prompts) text.insert(text.end(), prompt.ids.begin(), prompt.ids.end());
@@ -158,7 +159,8 @@ int StreamsBench::run() {
   const bool chosen = !modes.empty();
   if (!chosen) modes = {*parse_mode("off"), *parse_mode("auto")};
   if (!engine.has_drafter()) {
-    if (chosen && std::any_of(modes.begin(), modes.end(), [](const Mode& m) { return m.speculate != KDT_SPECULATE_OFF; }))
+    const auto speculates = [](const Mode& mode) { return mode.speculate != KDT_SPECULATE_OFF; };
+    if (chosen && std::any_of(modes.begin(), modes.end(), speculates))
       fail_usage(flags.source("--modes"), "speculation", "--draft DIR beside --model, or off");
     modes = {*parse_mode("off")};
   }
@@ -172,8 +174,8 @@ int StreamsBench::run() {
   for (int32_t i = 0; i < repeat; ++i) {
     for (Row& row : rows) {
       if (stderr_is_terminal())
-        std::cerr << "\rrepeat " << i + 1 << "/" << repeat << ", " << row.streams << " streams, " << row.mode.name << "   "
-                  << std::flush;
+        std::cerr << "\rrepeat " << i + 1 << "/" << repeat << ", " << row.streams << " streams, " << row.mode.name
+                  << "   " << std::flush;
       row.samples.push_back(measure(loaded, prompts, row, max_tokens));
     }
   }
@@ -205,7 +207,8 @@ int StreamsBench::run() {
   } else {
     write_stdout(table.render(1) + "\nfirst token of " + std::to_string(prefill) + " tokens: cold " + fixed(cold, 1) +
                  " ms, prefix hit " + fixed(hit, 1) + " ms (medians of " + std::to_string(repeat + 2) +
-                 ")\nmedians of " + std::to_string(repeat) + " runs of " + std::to_string(max_tokens) + " tokens a stream\n");
+                 ")\nmedians of " + std::to_string(repeat) + " runs of " + std::to_string(max_tokens) +
+                 " tokens a stream\n");
   }
   return kExitOk;
 }
@@ -213,10 +216,9 @@ int StreamsBench::run() {
 }  // namespace
 
 Command add_bench_streams(CLI::App& app) {
-  CLI::App* flags = app.add_subcommand("bench-streams", "Measure many streams at once, and prefix hits");
-  const auto command = std::make_shared<StreamsBench>(*flags);
+  const auto command = std::make_shared<StreamsBench>(app);
   command->declare();
-  return {flags, [command] { return command->run(); }};
+  return command_of(command);
 }
 
 }  // namespace kdt

@@ -1,6 +1,7 @@
 #include "client.h"
 
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "failure.h"
 #include "interrupt.h"
@@ -50,8 +51,10 @@ void read_result(kdt_request* request, Generation& out) {
     out.accepted_by_depth.assign(out.result.accepted_by_depth, out.result.accepted_by_depth + out.result.n_depths);
   }
   out.error = out.result.error;
+  out.stop_string = out.result.stop_string;
   out.result.accepted_by_depth = nullptr;
   out.result.error = nullptr;
+  out.result.stop_string = nullptr;
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,12 +41,13 @@ struct DestroyRequest {
 };
 using RequestHandle = std::unique_ptr<kdt_request, DestroyRequest>;
 
-// What one request yielded. `result` borrows nothing: its depths and its error are copied beside it.
+// What one request yielded. `result` borrows nothing: what it would is copied beside it.
 struct Generation {
   std::string text;
   std::vector<int32_t> ids;
   std::vector<int64_t> accepted_by_depth;
   std::string error;
+  std::string stop_string;
   kdt_result result;
 };
 

@@ -1,18 +1,25 @@
 // The commands of kdtree-run. Each declares its flags on the program and returns what runs it once they are parsed.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
+#include <memory>
+
+namespace CLI {
+class App;
+}
 
 namespace kdt {
 
-// Returns an exit code; throws Failure (failure.h).
-using Run = std::function<int()>;
-
 struct Command {
-  CLI::App* flags;
-  Run run;
+  std::function<bool()> chosen;  // once the command line is parsed
+  std::function<int()> run;      // returns an exit code; throws Failure (failure.h)
 };
+
+// For a type with a member `flags` (flags.h) and a member `run`.
+template <class Type>
+Command command_of(std::shared_ptr<Type> command) {
+  return {[command] { return command->flags.chosen(); }, [command] { return command->run(); }};
+}
 
 Command add_generate(CLI::App& app);
 Command add_info(CLI::App& app);

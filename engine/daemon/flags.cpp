@@ -1,5 +1,6 @@
 #include "flags.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -140,14 +141,6 @@ ValueForm choice_form(int32_t& target, std::vector<std::pair<std::string, int32_
           }};
 }
 
-ValueForm boolean_form(bool& target) {
-  return {"on|off", "on or off", [&target](const std::string& text) {
-            const bool yes = text == "on" || text == "true" || text == "1";
-            target = yes;
-            return yes || text == "off" || text == "false" || text == "0";
-          }};
-}
-
 ValueForm list_form(std::vector<std::string>& target, std::string label) {
   return {std::move(label), "items separated by commas", [&target](const std::string& text) {
             target = split_list(text);
@@ -155,19 +148,25 @@ ValueForm list_form(std::vector<std::string>& target, std::string label) {
           }};
 }
 
+Flags::Flags(CLI::App& program, const std::string& name, const std::string& description)
+    : command_(*program.add_subcommand(name, description)) {}
+
+bool Flags::chosen() const { return command_.parsed() > 0; }
+bool Flags::given(const std::string& name) const { return command_.count(name) > 0; }
+
 CLI::Option* Flags::declare(const std::string& name, const ValueForm& form, const std::string& default_text,
                             const std::string& description) {
   const std::string variable = environment_name(name);
   const auto read = [this, name, form](const CLI::results_t& results) {
     // CLI11 also applies the environment to commands that were not chosen, and before it looks at --help.
-    if (command_.parsed() == 0 || command_.get_help_ptr()->count() > 0) return true;
+    if (!chosen() || command_.get_help_ptr()->count() > 0) return true;
     if (!form.set(results.front())) fail_usage(source(name), results.front(), form.expected);
     return true;
   };
   return command_
       .add_option(name, CLI::callback_t(read),
                   description + "\n[default: " + default_text + "] [env: " + variable + "]")
-      ->option_text(form.label.empty() ? " " : form.label)
+      ->option_text(form.label)
       ->type_name(form.expected)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->envname(variable);
@@ -179,9 +178,13 @@ void Flags::value(const std::string& name, ValueForm form, const std::string& de
 }
 
 void Flags::toggle(const std::string& name, bool& target, const std::string& description) {
-  ValueForm form = boolean_form(target);
-  form.label.clear();
-  declare(name, form, "off", description)->expected(0);
+  const ValueForm form = {"[on|off]", "on or off", [&target](const std::string& text) {
+                            // Empty: the name alone.
+                            const bool yes = text.empty() || text == "on" || text == "true" || text == "1";
+                            target = yes;
+                            return yes || text == "off" || text == "false" || text == "0";
+                          }};
+  declare(name, form, target ? "on" : "off", description)->expected(0, 1);
 }
 
 bool Flags::on_command_line(const std::string& name) const {

@@ -2,13 +2,18 @@
 // value is reported as `<flag or variable>: <value>: expected <what>`, whichever version of CLI11 parses it.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+// Its header is as much to compile as all of this program's code: flags.cpp and main.cpp alone include it.
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace kdt {
 
@@ -29,7 +34,6 @@ ValueForm seed_form(std::optional<uint64_t>& target);
 ValueForm number_form(double& target, double low, double high, bool above_low = false);
 ValueForm text_form(std::string& target, std::string label);
 ValueForm choice_form(int32_t& target, std::vector<std::pair<std::string, int32_t>> choices);
-ValueForm boolean_form(bool& target);
 ValueForm list_form(std::vector<std::string>& target, std::string label);
 
 // Items between commas, without empty ones.
@@ -37,18 +41,22 @@ std::vector<std::string> split_list(const std::string& text);
 // The whole text as a decimal integer within the range.
 std::optional<int64_t> parse_integer(const std::string& text, int64_t low, int64_t high);
 
-// The flags of one command.
+// A command of the program, and its flags.
 class Flags {
  public:
-  explicit Flags(CLI::App& command) : command_(command) {}
+  Flags(CLI::App& program, const std::string& name, const std::string& description);
 
   void value(const std::string& name, ValueForm form, const std::string& default_text, const std::string& description);
+  // On with the name alone or with `on`; `off` after it, or in the environment, is off.
   void toggle(const std::string& name, bool& target, const std::string& description);
+  // Whether the command line names this command.
+  bool chosen() const;
+  // Whether the flag has a value, from the command line or the environment.
+  bool given(const std::string& name) const;
   // Whether the flag stands on the command line (not only in the environment).
   bool on_command_line(const std::string& name) const;
   // What a message calls the flag: its name, or the variable its value came from.
   std::string source(const std::string& name) const;
-  CLI::App& command() const noexcept { return command_; }
 
  private:
   CLI::Option* declare(const std::string& name, const ValueForm& form, const std::string& default_text,

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "client.h"
@@ -28,7 +29,7 @@ struct Prompt {
 };
 
 struct GenerateCommand {
-  explicit GenerateCommand(CLI::App& app) : flags(app) {}
+  explicit GenerateCommand(CLI::App& app) : flags(app, "generate", "Continue a prompt, or answer a chat turn") {}
 
   Flags flags;
   EngineFlags engine;
@@ -83,7 +84,7 @@ const PromptSource& choose_source(const Flags& flags) {
   const PromptSource* chosen = nullptr;
   for (const bool on_command_line : {true, false}) {
     for (const PromptSource& source : kPromptSources) {
-      if (flags.command().count(source.flag) == 0) continue;
+      if (!flags.given(source.flag)) continue;
       if (flags.on_command_line(source.flag) != on_command_line) continue;
       if (chosen) fail_usage(flags.source(source.flag), "given beside " + flags.source(chosen->flag), "one prompt");
       chosen = &source;
@@ -129,6 +130,13 @@ void GenerateCommand::settle_speculation() {
   speculate = KDT_SPECULATE_OFF;
 }
 
+// The token id or the stop string that ended the text; null when neither did.
+nlohmann::ordered_json stop_reason(const Generation& generation) {
+  if (!generation.stop_string.empty()) return generation.stop_string;
+  if (generation.result.stop_token >= 0) return generation.result.stop_token;
+  return nullptr;
+}
+
 nlohmann::ordered_json to_json(const GenerateCommand& command, const Generation& generation) {
   const kdt_result& result = generation.result;
   nlohmann::ordered_json timings = nlohmann::ordered_json::object();
@@ -143,9 +151,16 @@ nlohmann::ordered_json to_json(const GenerateCommand& command, const Generation&
   out["tokens_per_second"] = result.tokens_per_second;
   out["accepted_by_depth"] = generation.accepted_by_depth;
   out["finish_reason"] = kdt_finish_name(result.finish_reason);
+  out["stop_reason"] = stop_reason(generation);
   out["seed"] = result.seed;
   out["timings_ms"] = timings;
   out["first_token_ms"] = result.first_token_ms;
+  out["queue_ms"] = result.queue_ms;
+  out["total_ms"] = result.total_ms;
+  out["cached_tokens"] = result.cached_tokens;
+  out["preemptions"] = result.preemptions;
+  out["drafted_rounds"] = result.drafted_rounds;
+  out["draft_nodes"] = result.draft_nodes;
   out["speculate"] = speculate_name(command.speculate);
   out["budget"] = command.budget > 0 ? nlohmann::ordered_json(command.budget) : nlohmann::ordered_json(nullptr);
   return out;
@@ -196,10 +211,9 @@ int GenerateCommand::run() {
 }  // namespace
 
 Command add_generate(CLI::App& app) {
-  CLI::App* flags = app.add_subcommand("generate", "Continue a prompt, or answer a chat turn");
-  const auto command = std::make_shared<GenerateCommand>(*flags);
+  const auto command = std::make_shared<GenerateCommand>(app);
   command->declare();
-  return {flags, [command] { return command->run(); }};
+  return command_of(command);
 }
 
 }  // namespace kdt

@@ -64,7 +64,8 @@ void HttpServer::bind(const std::string& host, int32_t port) {
   if (!error) acceptor_.bind(endpoint, error);
   if (error == asio::error::address_in_use) {
     fail_run("--port", std::to_string(port),
-             "a free port: another program listens on it; stop that one or choose another");
+             "a free port: another program listens on it; stop that one, or choose another with "
+             "`kdtree-run serve --port N`");
   }
   if (error == asio::error::access_denied) {
     fail_run("--port", std::to_string(port), "a port this user may open: 1024 or above");

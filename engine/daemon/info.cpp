@@ -1,5 +1,6 @@
 // kdtree-run info: what was loaded, and how.
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "client.h"
@@ -18,7 +19,8 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kLongestList = 12;
 
 struct InfoCommand {
-  explicit InfoCommand(CLI::App& app) : flags(app) {}
+  explicit InfoCommand(CLI::App& app)
+      : flags(app, "info", "Load the model and print what it is: config, sizes, backend, costs") {}
 
   Flags flags;
   EngineFlags engine;
@@ -28,17 +30,21 @@ struct InfoCommand {
   int run() const;
 };
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
+// `key` with those of the objects around it: "bytes.weights".
 std::string cell(const std::string& key, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_null()) return "none";
-  if (value.is_number() && (ends_with(key, "_bytes") || key == "bytes")) {
-    return value.dump() + " (" + byte_count(value.get<double>()) + ")";
+  if (value.is_number() && key.rfind("bytes.", 0) == 0) {
+    const char* what = key == "bytes.cache_reserved" ? ", for the KV pages; memory as streams fill them" : "";
+    return value.dump() + " (" + byte_count(value.get<double>()) + what + ")";
   }
+  if (value.is_number_float()) return significant(value.get<double>(), 5);
   if (value.is_array() && value.size() > kLongestList) return "[" + std::to_string(value.size()) + " values]";
+  if (value.is_array()) {
+    std::string items;
+    for (const Json& item : value) items += (items.empty() ? "" : ", ") + cell(key, item);
+    return "[" + items + "]";
+  }
   return value.dump();
 }
 
@@ -47,7 +53,7 @@ void add_rows(Table& table, const Json& object, const std::string& prefix) {
     if (value.is_object()) {
       add_rows(table, value, prefix + key + ".");
     } else {
-      table.add({prefix + key, cell(key, value)});
+      table.add({prefix + key, cell(prefix + key, value)});
     }
   }
 }
@@ -84,12 +90,11 @@ int InfoCommand::run() const {
 }  // namespace
 
 Command add_info(CLI::App& app) {
-  CLI::App* flags = app.add_subcommand("info", "Load the model and print what it is: config, sizes, backend, costs");
-  const auto command = std::make_shared<InfoCommand>(*flags);
+  const auto command = std::make_shared<InfoCommand>(app);
   command->engine.declare(command->flags);
   command->flags.toggle("--list-devices", command->list_devices, "List the CUDA devices instead; loads nothing");
   command->flags.toggle("--json", command->json, "Print the engine's JSON object");
-  return {flags, [command] { return command->run(); }};
+  return command_of(command);
 }
 
 }  // namespace kdt

@@ -113,8 +113,8 @@ Json schemas() {
   })");
 }
 
-// What the readers demand of fields together, each rule as the alternatives it leaves. (`if` and `not` would be shorter, but
-// generators of test cases cannot follow them.)
+// What the readers demand of fields together, each rule as the alternatives it leaves. (`if` and `not` would be
+// shorter, but generators of test cases cannot follow them.)
 Json rules(bool is_chat) {
   static constexpr const char* kStream = R"({"anyOf": [
     {"properties": {"stream": {"const": true}, "prompt_logprobs": {"type": "null"}}, "required": ["stream"]},

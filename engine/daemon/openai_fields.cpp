@@ -6,12 +6,6 @@
 namespace kdt::openai {
 namespace {
 
-ApiError invalid_type(const std::string& name, const Json& value, std::string_view expected) {
-  ApiError error = invalid_value(name, shown(value), expected);
-  error.code = "invalid_type";
-  return error;
-}
-
 // The shortest form: 2, 0.5.
 std::string text_of(double number) {
   return number == std::floor(number) && std::abs(number) < 1e15 ? std::to_string(static_cast<int64_t>(number))
@@ -32,6 +26,12 @@ std::optional<int64_t> integer_of(const Json& value) {
 }
 
 }  // namespace
+
+ApiError invalid_type(const std::string& name, const Json& value, std::string_view expected) {
+  ApiError error = invalid_value(name, shown(value), expected);
+  error.code = "invalid_type";
+  return error;
+}
 
 int64_t read_integer(const std::string& name, const Json& value, int64_t low, int64_t high) {
   const std::string expected = "an integer from " + std::to_string(low) + " to " + std::to_string(high);

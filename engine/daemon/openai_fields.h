@@ -71,6 +71,8 @@ Fields output_fields(const ServedModel& model,
 Fields accepted_fields();                           // without effect: ignored, or allowed one value only
 Fields refused_fields();                            // known, not implemented
 
+// 400: a value of another type than the field's.
+ApiError invalid_type(const std::string& name, const Json& value, std::string_view expected);
 // Values by type and range. `name` is the field, perhaps with a path ("stop[2]").
 int64_t read_integer(const std::string& name, const Json& value, int64_t low, int64_t high);
 double read_number(const std::string& name, const Json& value, double low, double high, bool above_low = false);

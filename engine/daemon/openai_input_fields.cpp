@@ -37,8 +37,11 @@ void add_ids(const std::string& name, const Json& value, Draft& draft) {
 // A string, an array of token ids, or an array of either.
 void read_prompt(const Json& value, Draft& draft) {
   if (value.is_string()) return add_text("prompt", value, draft);
-  if (!value.is_array()) throw invalid_value("prompt", shown(value), "a string, token ids, or an array of them");
+  if (!value.is_array()) throw invalid_type("prompt", value, "a string, token ids, or an array of them");
   if (value.empty() || value[0].is_number()) return add_ids("prompt", value, draft);
+  if (!value[0].is_string() && !value[0].is_array()) {
+    throw invalid_type("prompt[0]", value[0], "a token id, a string, or an array of token ids");
+  }
   size_t i = 0;
   for (const Json& item : read_array("prompt", value, draft.limits.sequences)) {
     const std::string name = "prompt[" + std::to_string(i++) + "]";

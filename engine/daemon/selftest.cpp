@@ -1,4 +1,5 @@
-// kdtree-run selftest: on the user's own machine and weights, is speculation lossless to the bit, and how fast is memory?
+// kdtree-run selftest: on the user's own machine and weights, is speculation lossless to the bit, and how fast is
+// memory?
 //
 // Every prompt is generated plainly first. Then by chain, by trees and by auto, from the prefix cache, and all at once:
 // token ids and the log-probabilities' bits must be the same each time.
@@ -7,6 +8,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -129,7 +131,9 @@ void SelfTest::run(const std::vector<BenchPrompt>& prompts, bool has_drafter) {
   using Clock = std::chrono::steady_clock;
   const InterruptScope scope;
   const auto start = Clock::now();
-  const auto seconds = [](Clock::time_point from) { return std::chrono::duration<double>(Clock::now() - from).count(); };
+  const auto seconds = [](Clock::time_point from) {
+    return std::chrono::duration<double>(Clock::now() - from).count();
+  };
   const Mode off{"off", KDT_SPECULATE_OFF, 0};
   double plain_tokens = 0, plain_seconds = 0;
   double bytes = 0;
@@ -197,7 +201,8 @@ Json SelfTest::json() const {
 }
 
 struct SelfTestCommand {
-  explicit SelfTestCommand(CLI::App& app) : flags(app) {}
+  explicit SelfTestCommand(CLI::App& app)
+      : flags(app, "selftest", "Check on this machine that speculation changes no bit; under a minute") {}
 
   Flags flags;
   EngineFlags engine;
@@ -216,10 +221,12 @@ int SelfTestCommand::run() const {
     write_stdout(report.dump(2) + "\n");
   } else {
     const auto number = [&](const char* name, int digits) { return fixed(report[name].get<double>(), digits); };
+    const char* verdict = test.passed() ? "selftest: passed\n"
+                                        : "selftest: FAILED: this build is not lossless here; please report it\n";
     write_stdout(test.table().render(1) + "\nplain decoding: " + number("plain_tokens_per_second", 0) +
-                 " tokens/s, reading " + number("plain_read_gb_per_second", 2) + " GB/s of weights (estimate); all at once: " +
-                 number("together_tokens_per_second", 0) + " tokens/s\n" +
-                 (test.passed() ? "selftest: passed\n" : "selftest: FAILED: this build is not lossless here; please report it\n"));
+                 " tokens/s, reading " + number("plain_read_gb_per_second", 2) +
+                 " GB/s of weights (estimate); all at once: " + number("together_tokens_per_second", 0) +
+                 " tokens/s\n" + verdict);
   }
   return test.passed() ? kExitOk : kExitFailed;
 }
@@ -227,11 +234,10 @@ int SelfTestCommand::run() const {
 }  // namespace
 
 Command add_selftest(CLI::App& app) {
-  CLI::App* flags = app.add_subcommand("selftest", "Check on this machine that speculation changes no bit; under a minute");
-  const auto command = std::make_shared<SelfTestCommand>(*flags);
+  const auto command = std::make_shared<SelfTestCommand>(app);
   command->engine.declare(command->flags);
   command->flags.toggle("--json", command->json, "Print one JSON object instead of a table");
-  return {flags, [command] { return command->run(); }};
+  return command_of(command);
 }
 
 }  // namespace kdt

@@ -8,6 +8,7 @@
 #include <ctime>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "auth.h"
@@ -92,7 +93,8 @@ class Repeat {
 };
 
 struct ServeCommand {
-  explicit ServeCommand(CLI::App& app) : flags(app) {}
+  explicit ServeCommand(CLI::App& app)
+      : flags(app, "serve", "Serve the model to OpenAI's clients over HTTP; the default command") {}
 
   Flags flags;
   ServeOptions options;
@@ -150,10 +152,9 @@ int ServeCommand::run() const {
 }  // namespace
 
 Command add_serve(CLI::App& app) {
-  CLI::App* flags = app.add_subcommand("serve", "Serve the model to OpenAI's clients over HTTP; the default command");
-  const auto command = std::make_shared<ServeCommand>(*flags);
+  const auto command = std::make_shared<ServeCommand>(app);
   command->options.declare(command->flags);
-  return {flags, [command] { return command->run(); }};
+  return command_of(command);
 }
 
 }  // namespace kdt

@@ -14,7 +14,8 @@ void ServeOptions::declare(Flags& flags) {
   flags.value("--served-model-name", list_form(served_model_names, "NAME,..."), "the checkpoint directory's name",
               "Names by which requests may ask for the model");
   flags.value("--api-key-file", text_form(api_key_file, "FILE"), "none",
-              "API keys, one a line; KDTREE_API_KEY may hold some too. Without any, everyone may use the daemon");
+              "API keys, one a line, at most 1 MiB; KDTREE_API_KEY may hold some too. Without any, everyone may use "
+              "the daemon");
   flags.value("--allow-origin", list_form(allowed_origins, "ORIGIN,..."), "none",
               "Web pages that may call the daemon (CORS); * is all");
   engine.declare(flags);

@@ -60,6 +60,12 @@ std::string fixed(double value, int digits) {
   return n > 0 && n < static_cast<int>(sizeof(buffer)) ? std::string(buffer, static_cast<size_t>(n)) : "-";
 }
 
+std::string significant(double value, int digits) {
+  char buffer[64];
+  const int n = std::snprintf(buffer, sizeof(buffer), "%.*g", digits, value);
+  return std::string(buffer, n > 0 && n < static_cast<int>(sizeof(buffer)) ? static_cast<size_t>(n) : 0);
+}
+
 std::string byte_count(double bytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;

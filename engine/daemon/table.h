@@ -24,6 +24,8 @@ class Table {
 };
 
 std::string fixed(double value, int digits);
+// At most so many significant digits: 1e-06, 0.13397, 50000.
+std::string significant(double value, int digits);
 // "16.2 MiB"
 std::string byte_count(double bytes);
 

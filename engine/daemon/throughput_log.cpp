@@ -56,7 +56,8 @@ void ThroughputLog::write_speculation(const Figures& now, double seconds) {
   const auto has = [&](const std::string& name) {
     return std::any_of(now.names.begin(), now.names.end(), [&](const char* each) { return name == each; });
   };
-  for (int depth = 0; has(depth_series(depth)); ++depth) {
+  // A depth has its series once it was accepted; the first is told even before.
+  for (int depth = 0; depth == 0 || has(depth_series(depth)); ++depth) {
     const double rate = share(since(now, depth_series(depth).c_str()), drafts);
     rates += fmt::format("{}{:.3f}", depth == 0 ? "" : ", ", rate);
     by_depth.push_back(rate);

@@ -13,6 +13,7 @@ from conftest import MODELS, RUN, clean_environment, kdtree_run
 PROMPT = "class Stack:\n    def push(self, item):\n"
 COMMANDS = ["generate", "info", "bench"]
 ERROR = re.compile(r"error: [^\n]+: [^\n]+: expected [^\n]+\n")
+TINY_BENCH = ["--kinds", "code,chat", "--prompts-per-kind", 1, "--max-tokens", 12, "--repeat", 2, "--prefill", 32]
 STAGES = ["prefill", "draft", "build", "verify", "sample", "accept", "commit", "emit"]
 
 
@@ -125,6 +126,17 @@ def test_variables_mirror_flags():
   assert json.loads(got.stdout)["token_ids"] == wanted["token_ids"]
 
 
+def test_one_variable_has_one_form_in_every_command():
+  tokens = ["--prompt", "x = 1\n", "--max-tokens", 40]
+  stopped, whole = generate(*tokens, KDTREE_IGNORE_EOS="off"), generate(*tokens, KDTREE_IGNORE_EOS="on")
+  assert stopped == stopped | {"token_ids": generate(*tokens, "--ignore-eos", "off")["token_ids"]}
+  assert len(whole["token_ids"]) == 40
+  for flags in ([], ["--ignore-eos"], ["--ignore-eos", "off"]):
+    done = run("bench", "--json", "--modes", "off", *TINY_BENCH, *flags, KDTREE_IGNORE_EOS="on")
+    assert json.loads(done.stdout)["ignore_eos"] is (flags[-1:] != ["off"])
+  assert_error(run("generate", *tokens, "--ignore-eos", "maybe"), 2, "--ignore-eos", "maybe", "on or off")
+
+
 def test_the_command_line_wins():
   assert len(generate("--prompt", PROMPT, "--max-tokens", 3, "--ignore-eos", KDTREE_MAX_TOKENS="5")["token_ids"]) == 3
   assert generate("--prompt", PROMPT, "--max-tokens", 2, KDTREE_CHAT="not this one")["prompt_tokens"] > 0
@@ -142,13 +154,16 @@ def test_a_bad_variable_is_named_and_touches_its_command_only():
 def test_json_has_the_fields_of_a_result():
   result = generate("--prompt", PROMPT, "--max-tokens", 12, "--ignore-eos", "--seed", 2**64 - 1)
   assert list(result) == ["schema_version", "text", "token_ids", "prompt_tokens", "rounds", "tokens_per_round",
-                          "tokens_per_second", "accepted_by_depth", "finish_reason", "seed", "timings_ms",
-                          "first_token_ms", "speculate", "budget"]
+                          "tokens_per_second", "accepted_by_depth", "finish_reason", "stop_reason", "seed",
+                          "timings_ms", "first_token_ms", "queue_ms", "total_ms", "cached_tokens", "preemptions",
+                          "drafted_rounds", "draft_nodes", "speculate", "budget"]
   assert result["schema_version"] == 1 and result["seed"] == 2**64 - 1
   assert len(result["token_ids"]) == 12 and result["finish_reason"] == "length"
   assert list(result["timings_ms"]) == STAGES and all(ms >= 0 for ms in result["timings_ms"].values())
   assert result["rounds"] >= 1 and result["tokens_per_round"] >= 1 and result["tokens_per_second"] > 0
   assert result["speculate"] == "auto" and result["budget"] is None
+  assert result["cached_tokens"] == result["preemptions"] == 0 and result["stop_reason"] is None
+  assert 0 <= result["queue_ms"] <= result["first_token_ms"] <= result["total_ms"]
 
 
 def test_text_is_what_json_has_and_a_summary_follows():
@@ -260,15 +275,15 @@ def test_info():
   for key, value in info.items():
     if isinstance(value, (str, int)) and value != "":
       assert re.search(rf"^{re.escape(key)} +{re.escape(str(value))}", table, re.M | re.I), key
-
-
-TINY_BENCH = ["--kinds", "code,chat", "--prompts-per-kind", 1, "--max-tokens", 12, "--repeat", 2, "--prefill", 32]
+  assert not re.search(r"\.\d{6}", table)
+  assert re.search(r"^bytes\.cache_reserved +\d+ \([\d.]+ \wiB, for the KV pages", table, re.M)
 
 
 def test_bench_json():
   done = run("bench", "--json", "--modes", "off,chain:3,tree:4,auto", *TINY_BENCH)
   assert done.returncode == 0, done.stderr
   report = json.loads(done.stdout)
+  assert report["seconds"] > 0
   assert report["identical"] is True and report["prompts"] == 2 and report["ignore_eos"] is True
   assert [(row["kind"], row["mode"]) for row in report["rows"]] == [
       (kind, mode) for kind in ("code", "chat", "all") for mode in ("off", "chain:3", "tree:4", "auto")]
@@ -286,7 +301,8 @@ def test_bench_table():
   done = run("bench", "--modes", "off,tree", *TINY_BENCH)
   assert done.returncode == 0 and done.stderr == b""
   table = done.stdout.decode()
-  assert "identical: yes\n" in table and "depth 1" in table and "prefill of 32 tokens" in table
+  assert "identical: yes\n" in table and re.search(r"^the run took [\d.]+ s$", table, re.M)
+  assert "depth 1" in table and "prefill of 32 tokens" in table
   assert len(re.findall(r"^(?:code|chat|all) +(?:off|tree) +\d", table, re.M)) >= 6
 
 

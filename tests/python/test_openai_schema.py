@@ -24,9 +24,10 @@ def daemon():
 def schemathesis(daemon, tmp_path, *options):
   command = [sys.executable, "-m", "schemathesis.cli", "run", f"http://{daemon.host}:{daemon.port}/openapi.json",
              "--header", f"Authorization: Bearer {KEY}", "--phases", "coverage,fuzzing", "--continue-on-failure",
-             "--generation-deterministic", "--max-examples", "200" if FULL else "15", "--request-timeout", "120", *options]
-  done = subprocess.run(command, cwd=tmp_path, env=clean_environment() | {"COLUMNS": "200", "PYTHONIOENCODING": "utf-8"},
-                        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800)
+             "--generation-deterministic", "--max-examples", "200" if FULL else "15",
+             "--request-timeout", "120", *options]
+  done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                        env=clean_environment() | {"COLUMNS": "200", "PYTHONIOENCODING": "utf-8"}, timeout=1800)
   assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
   assert int(re.search(r"Tested: (\d+)", done.stdout).group(1)) >= 6
 

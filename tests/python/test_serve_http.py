@@ -1,6 +1,7 @@
 """kdtree-run serve as HTTP: endpoints, methods, keys, origins, limits, and what slow or broken clients get."""
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -207,11 +208,15 @@ def test_key_files_without_usable_keys_are_refused(tmp_path, content):
   assert done.returncode == 1 and str(file) in done.stderr and "expected" in done.stderr
 
 
-def test_key_files_that_cannot_be_read_are_named(tmp_path):
-  for path in (tmp_path / "none", tmp_path):
+def test_key_files_that_are_no_small_files_are_named(tmp_path):
+  pipe, large = tmp_path / "pipe", tmp_path / "large"
+  os.mkfifo(pipe)
+  large.write_text("# comment\n" * (1 << 17))
+  for path, word in ((tmp_path / "none", "No such file or directory"), (tmp_path, "a directory"),
+                     (pipe, "no regular file"), ("/dev/zero", "no regular file"), (large, "more than 1 MiB")):
     done = subprocess.run([RUN, "serve", "--port", "0", "--api-key-file", str(path)], capture_output=True, text=True,
                           env=clean_environment(), timeout=60)
-    assert done.returncode == 1 and str(path) in done.stderr
+    assert done.returncode == 1 and f"error: {path}: {word}: expected a regular file" in done.stderr, done.stderr
 
 
 def test_pages_of_other_sites_are_kept_out(daemon):
@@ -357,6 +362,7 @@ def test_a_port_in_use_is_named(daemon):
   done = subprocess.run([RUN, "serve", "--port", str(daemon.port)], capture_output=True, text=True,
                         env=clean_environment(), timeout=60)
   assert done.returncode == 1 and f"--port: {daemon.port}: expected a free port" in done.stderr
+  assert "kdtree-run serve --port" in done.stderr
   assert time.monotonic() - begin < 5
 
 

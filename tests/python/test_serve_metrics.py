@@ -189,6 +189,14 @@ def test_throughput_lines(daemon):
   assert not [each for each in daemon.lines[n_lines:] if "throughput" in each]  # quiet while idle
 
 
+def test_a_draft_of_which_nothing_was_accepted_has_a_rate_too():
+  # The drafter knows nothing of the bias, until the text is full of that token.
+  with Daemon("--log-interval", 0.3) as daemon:
+    daemon.post("/v1/completions", completion(speculate="chain", logit_bias={"65": 100}, max_tokens=3, ignore_eos=True))
+    time.sleep(0.7)
+  assert re.search(r"Accepted: 0 tokens, .*Per-position acceptance rate: 0.000, Avg", daemon.log()), daemon.log()
+
+
 def test_json_log_lines():
   with Daemon("--log-json", "--log-interval", 0.3) as daemon:
     with open_stream(daemon, long_stream(max_tokens=200)):

@@ -1,5 +1,5 @@
-"""Two minutes (ten with --full) of clients that come, go, leave early and ask for everything: memory stays flat, nothing
-is stuck, no page is lost, and what is asked for again is the same text."""
+"""Two minutes (ten with --full) of clients that come, go, leave early and ask for everything: memory stays flat,
+nothing is stuck, no page is lost, and what is asked for again is the same text."""
 
 import json
 import random
@@ -15,8 +15,10 @@ CLIENTS = 12
 # Two contexts of pages for eight streams: every page is written in the first seconds, and streams are preempted.
 FLAGS = ["--max-context", 2048, "--kv-tokens", 4096, "--max-streams", 8, "--max-waiting", 64]
 
-PROMPTS = ["def add(a, b):\n", "import os\n\n\ndef walk(path):\n", "The dictionary is", "class Queue:\n  def __init__(self):\n",
-           "# Prints the numbers from one to ten\n" * 40, "x = [" + "1, 2, 3, " * 300, "\u6f22\u5b57 and \U0001f600 and \r\n"]
+PROMPTS = ["def add(a, b):\n", "import os\n\n\ndef walk(path):\n", "The dictionary is",
+           "class Queue:\n  def __init__(self):\n",
+           "# Prints the numbers from one to ten\n" * 40, "x = [" + "1, 2, 3, " * 300,
+           "\u6f22\u5b57 and \U0001f600 and \r\n"]
 
 
 def random_body(rng):
@@ -34,9 +36,10 @@ def random_body(rng):
 
 def touch_everything(daemon):
   """The largest passes there can be, so that memory which is only touched by them is not seen as growth later."""
-  body = {"prompt": "x = [" + "1, 2, 3, " * 120, "max_tokens": 200, "ignore_eos": True, "speculate": "tree", "budget": 1024,
-          "echo": True, "logprobs": 5, "temperature": 0.9}
-  threads = [threading.Thread(target=daemon.request, args=("POST", "/v1/completions", body | {"seed": seed})) for seed in range(8)]
+  body = {"prompt": "x = [" + "1, 2, 3, " * 120, "max_tokens": 200, "ignore_eos": True, "speculate": "tree",
+          "budget": 1024, "echo": True, "logprobs": 5, "temperature": 0.9}
+  threads = [threading.Thread(target=daemon.request, args=("POST", "/v1/completions", body | {"seed": seed}))
+             for seed in range(8)]
   for thread in threads:
     thread.start()
   for thread in threads:

@@ -242,6 +242,12 @@ TEST_CASE("prompts: text, ids and lists of them; an empty one is refused (it mus
     CHECK(error.http_status == 400);
     CHECK(error.param.substr(0, 6) == "prompt");
   }
+  for (const char* neither : {"[true]", "[null]", "[{}]"}) {
+    const ApiError error = error_of([&] { parse(neither); });
+    CHECK(error.code == "invalid_type");
+    CHECK(error.param == "prompt[0]");
+    CHECK(error.message.find("a token id, a string, or an array of token ids") != std::string::npos);
+  }
   CHECK(error_of([] { protocol().parse_completion("{}"); }).code == "missing_required_parameter");
   CHECK(error_of([&] { parse("[" + repeat("\"a\",", 128) + "\"a\"]"); }).param == "prompt");
   CHECK(error_of([] { protocol().parse_completion(R"({"prompt":["a","b","c"],"n":43})"); }).param == "n");
