@@ -27,5 +27,6 @@ Command add_bench(CLI::App& app);
 Command add_bench_streams(CLI::App& app);
 Command add_serve(CLI::App& app);
 Command add_selftest(CLI::App& app);
+Command add_plan(CLI::App& app);
 
 }  // namespace kdt
