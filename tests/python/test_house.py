@@ -20,6 +20,7 @@ MAY_INCLUDE = {
   "checkpoint": LEAVES,
   "text": LEAVES,
   "spec": LEAVES,
+  "comm": LEAVES,
   "ops": FOUNDATION,
   "cpu": FOUNDATION | {"ops"},
   "cuda": FOUNDATION | {"ops"},
