@@ -60,6 +60,9 @@ std::unique_ptr<Engine> create(const kdt_engine_options& o, const OpsFactory& ba
   options.kv_tokens = in_range("kv_tokens", o.kv_tokens, 0, int64_t{1} << 40);
   options.prefix_cache = o.no_prefix_cache == 0;
   options.tool_format = tool_format(o.chat_format);
+  options.load.mode = o.load_direct == 0 ? ReadMode::mapped : ReadMode::direct;
+  options.load.checksums = o.no_checksums == 0;
+  if (o.load_progress) options.load.progress = &o.load_progress->progress;
   return std::make_unique<Engine>(options, backend);
 }
 

@@ -23,6 +23,10 @@ struct kdt_engine {
   std::set<std::string> names;
 };
 
+struct kdt_load_progress {
+  kdt::LoadProgress progress;
+};
+
 namespace kdt::capi {
 
 inline Engine& engine_of(kdt_engine* handle) {

@@ -1,4 +1,4 @@
-// The C ABI of watching and stopping an engine: figures, health, drain.
+// The C ABI of watching and stopping an engine: progress of loading, figures, health, drain.
 #include <cstring>
 
 #include "base/error.h"
@@ -13,6 +13,24 @@ using kdt::capi::guarded;
 using kdt::capi::hand_out;
 
 extern "C" {
+
+kdt_status kdt_load_progress_create(kdt_load_progress** out) {
+  return guarded([&] {
+    check_argument(out != nullptr, "out", "NULL", "a place for the handle");
+    *out = new kdt_load_progress;
+  });
+}
+
+kdt_status kdt_load_progress_read(const kdt_load_progress* progress, int64_t* done, int64_t* total) {
+  return guarded([&] {
+    check_argument(progress != nullptr && done != nullptr && total != nullptr, "progress", "NULL",
+                   "a progress and places for its two numbers");
+    *total = progress->progress.total;
+    *done = progress->progress.done;
+  });
+}
+
+void kdt_load_progress_destroy(kdt_load_progress* progress) { delete progress; }
 
 kdt_status kdt_engine_figures(kdt_engine* engine, const char** names, double* values, int64_t capacity, int64_t* n) {
   return guarded([&] {

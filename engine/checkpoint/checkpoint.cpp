@@ -46,23 +46,42 @@ std::string spelled(DType dtype, const std::vector<int64_t>& shape) {
 
 }  // namespace
 
-Checkpoint Checkpoint::open(const std::string& directory) {
-  return is_shard_directory(directory) ? open_shard(directory, false) : open_with_prefix(directory, "language_model.");
+Checkpoint Checkpoint::open(const std::string& directory, const LoadOptions& options) {
+  Checkpoint out = is_shard_directory(directory) ? open_shard(directory, false, options)
+                                                 : open_with_prefix(directory, "language_model.");
+  out.start(options);
+  return out;
 }
 
-Checkpoint Checkpoint::open_draft(const std::string& directory) {
-  return is_shard_directory(directory) ? open_shard(directory, true) : open_with_prefix(directory, "model.");
+Checkpoint Checkpoint::open_draft(const std::string& directory, const LoadOptions& options) {
+  Checkpoint out = is_shard_directory(directory) ? open_shard(directory, true, options)
+                                                 : open_with_prefix(directory, "model.");
+  out.start(options);
+  return out;
 }
 
-Checkpoint Checkpoint::open_shard(const std::string& directory, bool draft) {
+void Checkpoint::start(const LoadOptions& options) {
+  options_ = options;
+  if (options.progress) options.progress->total += static_cast<int64_t>(bytes());
+  if (!sharded() || by_name_.empty()) return;
+  // The drafter's tensors lie behind the target's: what this part holds is one range of the file.
+  uint64_t begin = UINT64_MAX, end = 0;
+  for (const auto& [name, view] : by_name_) {
+    begin = std::min(begin, view->offset);
+    end = std::max(end, view->offset + view->bytes);
+  }
+  files_.front().read_ahead(options.mode, begin, end);
+}
+
+Checkpoint Checkpoint::open_shard(const std::string& directory, bool draft, const LoadOptions& options) {
   Checkpoint out;
   out.directory_ = directory;
   out.manifest_ = load_shard_manifest(directory);
-  const size_t tp = out.manifest_->ranks.size();
-  if (tp != 1)
+  const auto tp = static_cast<int64_t>(out.manifest_->ranks.size());
+  if (tp != options.tp)
     fail(Status::unsupported, directory + "/" + kManifestName + ": tp", std::to_string(tp),
-         "1, the ranks of this engine");
-  const ShardManifest::Rank& rank = out.manifest_->ranks.front();
+         std::to_string(options.tp) + ", the ranks of this engine");
+  const ShardManifest::Rank& rank = out.manifest_->ranks[static_cast<size_t>(options.rank)];
   const std::string path = directory + "/" + rank.file;
   if (!file_exists(path))
     fail(Status::io, path, "no such file", std::string("the file that ") + kManifestName + " names");
@@ -72,7 +91,8 @@ Checkpoint Checkpoint::open_shard(const std::string& directory, bool draft) {
     if (found != wanted) fail(Status::bad_file, path + subject, found, wanted + ", as " + kManifestName + " says");
   };
   expect("", std::to_string(file.bytes()) + " bytes", std::to_string(rank.bytes) + " bytes");
-  const std::map<std::string, std::string> of_rank = {{"rank", "0"}, {"tp", std::to_string(tp)}};
+  const std::map<std::string, std::string> of_rank = {{"rank", std::to_string(options.rank)},
+                                                      {"tp", std::to_string(tp)}};
   for (const auto& [key, wanted] : of_rank) {
     const auto found = file.metadata().find(key);
     expect(": __metadata__." + key, found == file.metadata().end() ? "absent" : found->second, wanted);
@@ -90,7 +110,7 @@ Checkpoint Checkpoint::open_shard(const std::string& directory, bool draft) {
 }
 
 void Checkpoint::check_sum(const TensorView& tensor, const std::string& checksum) const {
-  const auto& expected = manifest_->ranks.front().checksums;
+  const auto& expected = manifest_->ranks[static_cast<size_t>(options_.rank)].checksums;
   const auto found = expected.find(tensor.name);
   if (found == expected.end() || found->second != checksum)
     fail(Status::bad_file, tensor.file + ": " + tensor.name, "checksum " + checksum,
@@ -167,8 +187,13 @@ const TensorView& Checkpoint::require(std::string_view name, DType dtype, const 
 }
 
 // A view of another file is no business of a file's release, so each is asked: a few pointer comparisons.
+void Checkpoint::await(const TensorView& tensor) const {
+  for (const SafetensorsFile& file : files_) file.await(tensor);
+}
+
 void Checkpoint::release(const TensorView& tensor) const {
   for (const SafetensorsFile& file : files_) file.release(tensor);
+  if (options_.progress) options_.progress->done += static_cast<int64_t>(tensor.bytes);
 }
 
 size_t Checkpoint::bytes() const {

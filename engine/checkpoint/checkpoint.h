@@ -7,6 +7,7 @@
 // Of shards the names are those of partition.h, without `draft.`, and the two functions keep their own part.
 #pragma once
 
+#include <atomic>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,10 +18,23 @@
 
 namespace kdt {
 
+// Bytes of the tensors that were opened, and of those that were used and released. Read by any thread.
+struct LoadProgress {
+  std::atomic<int64_t> done{0}, total{0};
+};
+
+struct LoadOptions {
+  // Of shards; a checkpoint is mapped and read as it is used.
+  ReadMode mode = ReadMode::mapped;
+  bool checksums = true;
+  int64_t rank = 0, tp = 1;             // whose file is opened, of how many
+  LoadProgress* progress = nullptr;     // outlives the checkpoint
+};
+
 class Checkpoint {
  public:
-  static Checkpoint open(const std::string& directory);
-  static Checkpoint open_draft(const std::string& directory);
+  static Checkpoint open(const std::string& directory, const LoadOptions& options = {});
+  static Checkpoint open_draft(const std::string& directory, const LoadOptions& options = {});
 
   bool sharded() const { return manifest_.has_value(); }
   bool has(std::string_view name) const;
@@ -28,8 +42,12 @@ class Checkpoint {
   // The tensor of that name; Error(bad_file) naming file, tensor, found and expected unless dtype and shape are as
   // given.
   const TensorView& require(std::string_view name, DType dtype, const std::vector<int64_t>& shape) const;
+  // Before a tensor of a shard, or a part of it, is read, and after.
+  void await(const TensorView& tensor) const;
   void release(const TensorView& tensor) const;
-  // Of shards: Error(bad_file) unless `checksum`, the tensor's, is the manifest's.
+  // Whether tensors come with checksums that are to be compared.
+  bool checks_sums() const { return sharded() && options_.checksums; }
+  // Error(bad_file) unless `checksum`, the tensor's, is the manifest's.
   void check_sum(const TensorView& tensor, const std::string& checksum) const;
 
   const std::string& directory() const { return directory_; }
@@ -39,13 +57,15 @@ class Checkpoint {
 
  private:
   static Checkpoint open_with_prefix(const std::string& directory, std::string_view optional_prefix);
-  static Checkpoint open_shard(const std::string& directory, bool draft);
+  static Checkpoint open_shard(const std::string& directory, bool draft, const LoadOptions& options);
+  void start(const LoadOptions& options);
 
   std::string directory_;
   std::vector<SafetensorsFile> files_;
   std::map<std::string, const TensorView*, std::less<>> by_name_;  // into files_
   size_t skipped_ = 0;
   std::optional<ShardManifest> manifest_;
+  LoadOptions options_;
 };
 
 }  // namespace kdt

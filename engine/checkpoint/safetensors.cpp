@@ -168,11 +168,24 @@ std::map<std::string, TensorView, std::less<>> parse_safetensors(const std::byte
 
 struct SafetensorsFile::Impl {
   ~Impl() {
+    reader.reset();   // its threads write into the memory
+    if (memory != MAP_FAILED) munmap(memory, bytes);
     if (mapping != MAP_FAILED) munmap(mapping, bytes);
   }
 
+  // Where a view's bytes begin in the file, when they are of this file.
+  std::optional<size_t> place_of(const TensorView& tensor) const {
+    const auto base = reinterpret_cast<uintptr_t>(memory != MAP_FAILED ? memory : mapping);
+    const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
+    if (begin < base || begin - base >= bytes) return std::nullopt;
+    return begin - base;
+  }
+
+  std::string path;
   void* mapping = MAP_FAILED;
+  void* memory = MAP_FAILED;   // in place of the mapping when the file is read directly
   size_t bytes = 0;
+  std::unique_ptr<ReadAhead> reader;
   std::map<std::string, TensorView, std::less<>> tensors;
   std::map<std::string, std::string> metadata;
 };
@@ -184,6 +197,7 @@ SafetensorsFile::~SafetensorsFile() = default;
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
   auto impl = std::make_unique<Impl>();
+  impl->path = path;
   // O_NONBLOCK: a named pipe in place of the file is refused below, not waited for.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) fail(Status::io, path, std::strerror(errno), "a readable file");
@@ -206,10 +220,33 @@ const std::map<std::string, TensorView, std::less<>>& SafetensorsFile::tensors()
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return impl_->metadata; }
 size_t SafetensorsFile::bytes() const { return impl_->bytes; }
 
+void SafetensorsFile::read_ahead(ReadMode mode, uint64_t begin, uint64_t end) {
+  auto* memory = static_cast<std::byte*>(impl_->mapping);
+  if (mode == ReadMode::direct) {
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    impl_->memory = mmap(nullptr, impl_->bytes, PROT_READ | PROT_WRITE, kFlags, -1, 0);
+    if (impl_->memory == MAP_FAILED)
+      fail(Status::out_of_memory, impl_->path, std::strerror(errno),
+           std::to_string(impl_->bytes) + " bytes of address space");
+    memory = static_cast<std::byte*>(impl_->memory);
+    for (auto& [name, view] : impl_->tensors) view.data = memory + view.offset;
+  }
+  impl_->reader = std::make_unique<ReadAhead>(impl_->path, mode, memory, begin, end);
+}
+
+void SafetensorsFile::await(const TensorView& tensor) const {
+  const auto place = impl_->place_of(tensor);
+  if (impl_->reader && place) impl_->reader->wait(*place, *place + tensor.bytes);
+}
+
 void SafetensorsFile::release(const TensorView& tensor) const {
-  const auto start = reinterpret_cast<uintptr_t>(impl_->mapping);
+  const auto place = impl_->place_of(tensor);
+  if (!place) return;
+  if (impl_->reader) {
+    impl_->reader->release(*place, *place + tensor.bytes);
+    return;
+  }
   const auto begin = reinterpret_cast<uintptr_t>(tensor.data);
-  if (begin < start || begin - start >= impl_->bytes) return;
   // Only whole pages: the first and last may hold a neighbour's bytes that are still to be read.
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t first = (begin + page - 1) / page * page;

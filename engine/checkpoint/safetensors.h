@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/read_ahead.h"
+
 namespace kdt {
 
 enum class DType { bool8, u8, i8, i16, f16, bf16, i32, f32, i64, f64 };
@@ -23,7 +25,7 @@ struct TensorView {
   std::string name;
   DType dtype;
   std::vector<int64_t> shape;   // row-major
-  const std::byte* data;        // inside the mapping; owned by the SafetensorsFile; no alignment is promised
+  const std::byte* data;        // in memory of the SafetensorsFile; no alignment is promised
   size_t bytes;
   std::string file;             // for messages
   uint64_t offset;              // of data in the file
@@ -40,7 +42,13 @@ class SafetensorsFile {
   const std::map<std::string, TensorView, std::less<>>& tensors() const;
   const std::map<std::string, std::string>& metadata() const;   // `__metadata__`; empty when there is none
   size_t bytes() const;                                          // of the whole file
-  // The tensor's pages are not needed any more: they leave the resident set. Reading them again is legal and slow.
+
+  // From here on the bytes [begin, end) of the file, whole tensors side by side, are read ahead in that order. `direct`:
+  // their views move to other memory, which holds a tensor between await() and release() alone.
+  void read_ahead(ReadMode mode, uint64_t begin, uint64_t end);
+  // The tensor, or the part of one that a view was cut down to, is in memory. Without read_ahead() it always is.
+  void await(const TensorView& tensor) const;
+  // Its pages are not needed any more: they leave the resident set. Reading a mapping again is legal and slow.
   void release(const TensorView& tensor) const;
 
  private:

@@ -5,6 +5,7 @@
 
 #include "failure.h"
 #include "interrupt.h"
+#include "load_bar.h"
 
 namespace kdt {
 namespace {
@@ -71,7 +72,10 @@ void check_abi() {
 
 Engine::Engine(const kdt_engine_options& options) {
   kdt_engine* engine = nullptr;
-  check(kdt_engine_create(&options, &engine));
+  LoadBar bar;
+  kdt_engine_options watched = options;
+  watched.load_progress = bar.progress();
+  check(kdt_engine_create(&watched, &engine));
   handle_.reset(engine);
 }
 

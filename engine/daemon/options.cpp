@@ -7,6 +7,7 @@ namespace {
 
 constexpr const char* kBackends[] = {"auto", "cpu", "cuda"};
 constexpr const char* kChatFormats[] = {"auto", "json", "typescript"};
+enum { kLoadMapped, kLoadDirect };
 
 }  // namespace
 
@@ -28,6 +29,9 @@ void EngineFlags::declare(Flags& flags) {
               "auto, by the checkpoint's family", "How the chat format declares tools");
   flags.value("--cpu-target", text_form(cpu_target, "NAME"), "auto, the best of this CPU",
               std::string("Instruction set. Here: ") + kdt_cpu_targets());
+  flags.value("--load", choice_form(load, {{"mapped", kLoadMapped}, {"direct", kLoadDirect}}), "mapped",
+              "How shards are read: through the page cache, or past it (O_DIRECT), for cold starts");
+  flags.value("--checksums", choice_form(checksums, {{"on", 1}, {"off", 0}}), "on", "Compare every tensor of shards with its checksum");
 }
 
 kdt_engine_options EngineFlags::to_options() const {
@@ -41,6 +45,8 @@ kdt_engine_options EngineFlags::to_options() const {
   options.max_context = max_context;
   options.prefill_chunk = prefill_chunk;
   options.chat_format = kChatFormats[chat_format];
+  options.load_direct = load == kLoadDirect;
+  options.no_checksums = checksums == 0;
   options.cpu_target = cpu_target == "auto" ? nullptr : cpu_target.c_str();
   return options;
 }

@@ -18,9 +18,11 @@ struct EngineFlags {
   int32_t backend = 0;      // index into kBackends
   int32_t device = 0;
   int32_t chat_format = 0;  // index into kChatFormats
+  int32_t load = 0;         // mapped
   int32_t threads = 0;
   int32_t prefill_chunk = 512;
   int32_t max_context = 0;
+  int32_t checksums = 1;    // 0: off
 
   void declare(Flags& flags);
   // --model alone: the engine has no drafter to speculate with.

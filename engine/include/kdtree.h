@@ -67,6 +67,12 @@ KDT_API const char *kdt_last_error(void);
 
 /* ------------------------------------------------------------------------------------------------ engine */
 
+typedef struct kdt_load_progress kdt_load_progress;   /* how far a kdt_engine_create has come; outlives that call */
+KDT_API kdt_status kdt_load_progress_create(kdt_load_progress **out);
+/* Bytes of weights loaded so far, and of all; 0 of 0 until files are opened. Any thread. */
+KDT_API kdt_status kdt_load_progress_read(const kdt_load_progress *progress, int64_t *done, int64_t *total);
+KDT_API void kdt_load_progress_destroy(kdt_load_progress *progress);
+
 typedef struct kdt_engine_options {
   uint32_t struct_size;
   int32_t threads;          /* compute threads, 1 to 256; 0: every CPU this process may run on. Does not change any bit of the output */
@@ -86,6 +92,9 @@ typedef struct kdt_engine_options {
   int32_t no_prefix_cache;  /* 1: pages are never shared between requests. Does not change any bit of the output */
   int32_t device;           /* of the CUDA backend: its index in kdt_devices_json() */
   const char *backend;      /* "auto" or NULL: CUDA where `device` is usable, else the CPU; "cpu" or "cuda" */
+  int32_t load_direct;      /* 1: shards are read with O_DIRECT, past the page cache: for cold starts. 0: mapped */
+  int32_t no_checksums;     /* 1: tensors of shards are not compared with the manifest's checksums */
+  kdt_load_progress *load_progress;   /* NULL, or what another thread reads while kdt_engine_create loads */
 } kdt_engine_options;
 
 /* Sets struct_size and every default. */

@@ -53,14 +53,16 @@ Engine::Engine(const EngineOptions& options, const OpsFactory& make_ops)
   ops_ = make_ops();
   const int64_t max_rows = std::max(options.prefill_chunk + options.max_streams + options.max_budget,
                                     spec::CostTable::kRows.back());
-  const Checkpoint checkpoint = Checkpoint::open(options.model_path);
+  // Both are opened before either is read: progress is of all there is to load.
+  const Checkpoint checkpoint = Checkpoint::open(options.model_path, options.load);
+  std::optional<Checkpoint> draft;
+  if (draft_config_) draft.emplace(Checkpoint::open_draft(options.draft_path, options.load));
   target_bytes_ = checkpoint.bytes();
   target_ = std::make_unique<Kimi>(*ops_, config_, checkpoint, max_rows, max_context_,
                                    draft_config_ ? draft_config_->target_layer_ids : std::vector<int64_t>{});
   if (draft_config_) {
-    const Checkpoint draft = Checkpoint::open_draft(options.draft_path);
-    draft_bytes_ = draft.bytes();
-    drafter_ = std::make_unique<DFlash>(*ops_, *draft_config_, draft, *target_, max_rows, max_context_, options.max_streams);
+    draft_bytes_ = draft->bytes();
+    drafter_ = std::make_unique<DFlash>(*ops_, *draft_config_, *draft, *target_, max_rows, max_context_, options.max_streams);
   }
   const int64_t n_pages = choose_pages();
   round_ = std::make_unique<Round>(*ops_, *target_, drafter_.get(),

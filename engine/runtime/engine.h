@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
 #include "model/dflash.h"
 #include "model/kimi.h"
@@ -32,6 +33,7 @@ struct EngineOptions {
   int64_t kv_tokens = 0;                 // 0: a context for every stream, within a quarter of the memory
   bool prefix_cache = true;
   std::optional<ToolFormat> tool_format; // unset: by the checkpoint's family
+  LoadOptions load;
 };
 
 // Makes the backend; the C ABI decides which.

@@ -177,6 +177,48 @@ def test_bad_shards_end_to_end(copy, name):
   demand_error(generate(copy, copy), words)
 
 
+@pytest.mark.parametrize("arguments", [["--load", "direct"], ["--load", "mapped", "--checksums", "off"],
+                                       ["--load", "direct", "--checksums", "off"]])
+def test_however_they_are_read_the_text_is_the_same(shards, arguments):
+  plain, other = (json.loads(generate(shards, shards, "--json", *flags).stdout) for flags in ([], arguments))
+  assert plain["token_ids"] == other["token_ids"]
+
+
+@pytest.mark.parametrize("name", ["bit-of-a-norm", "bit-of-tiles", "bit-of-drafter", "rank-cut", "sum-wrong"])
+def test_bad_shards_read_past_the_cache(copy, name):
+  edit, words = BAD[name]
+  edit(copy)
+  demand_error(generate(copy, copy, "--load", "direct"), words)
+
+
+def test_without_checksums_a_changed_bit_is_not_looked_for(copy):
+  flip_byte_of("model.norm.weight")(copy)
+  assert generate(copy, copy, "--checksums", "off").returncode == 0
+
+
+@pytest.mark.parametrize("direct", [0, 1])
+def test_progress_ends_where_the_files_do(shards, direct):
+  from pyclient import _ffi
+  api = _ffi.api()
+  ffi, lib = api.ffi, api.lib
+  progress = ffi.new("kdt_load_progress **")
+  api.check(lib.kdt_load_progress_create(progress))
+  done, total = ffi.new("int64_t *"), ffi.new("int64_t *")
+  api.check(lib.kdt_load_progress_read(progress[0], done, total))
+  assert (done[0], total[0]) == (0, 0)
+  options, engine = ffi.new("kdt_engine_options *"), ffi.new("kdt_engine **")
+  api.check(lib.kdt_engine_options_init(options, ffi.sizeof("kdt_engine_options")))
+  path = ffi.new("char[]", str(shards).encode())
+  options.model_path = options.draft_path = path
+  options.threads, options.load_direct, options.load_progress = 1, direct, progress[0]
+  api.check(lib.kdt_engine_create(options, engine))
+  lib.kdt_engine_destroy(engine[0])
+  api.check(lib.kdt_load_progress_read(progress[0], done, total))
+  lib.kdt_load_progress_destroy(progress[0])
+  blob = (shards / RANK).read_bytes()
+  assert done[0] == total[0] == len(blob) - 8 - int.from_bytes(blob[:8], "little")
+
+
 def test_shards_of_more_ranks_than_this_engine_runs(tmp_path):
   shard(MODEL, tmp_path / "out", "--tp", "2")
   demand_error(generate(tmp_path / "out", None), "manifest.json: tp: 2: expected 1")

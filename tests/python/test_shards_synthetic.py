@@ -1,14 +1,20 @@
 """Synthetic checkpoints: the published one's tensors to the byte count, equal bytes for equal seeds, and shards of them."""
 
+import contextlib
 import json
+import os
+import pty
+import re
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from conftest import ROOT, kdtree_run
-from shard_support import MODEL, SYNTHETIC, contents, demand_layout, demand_refusal, raw_tensors, shard, tool
+from conftest import ROOT, RUN, clean_environment, kdtree_run
+from shard_support import (MODEL, SHARD, SYNTHETIC, contents, demand_layout, demand_refusal, raw_tensors, shard, start_tool,
+                           tool)
 
 sys.path.insert(0, str(ROOT / "tools"))
 from sharding.kimi_layout import checkpoint_files, drafter_tensors  # noqa: E402
@@ -97,8 +103,58 @@ def test_a_narrow_one_generates(narrow):
   assert result["token_ids"] == json.loads(alone.stdout)["token_ids"]
 
 
+# About 200 MB: what CI rehearses of the full width.
+MEDIUM = [item for pair in {
+  "hidden_size": 2048, "intermediate_size": 2048, "moe_intermediate_size": 512, "n_routed_experts": 96, "num_experts_per_tok": 8,
+  "num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 256, "vocab_size": 2048, "max_position_embeddings": 4096,
+}.items() for item in ("--set", f"{pair[0]}={pair[1]}")]
+
+
+def peak_memory(tool_path, *arguments):
+  """Runs a tool that says little; its largest resident set in bytes."""
+  process = start_tool(tool_path, *arguments)
+  _, status, usage = os.wait4(process.pid, 0)
+  process.stdout.close()
+  process.stderr.close()
+  process.returncode = os.waitstatus_to_exitcode(status)
+  assert process.returncode == 0
+  return usage.ru_maxrss * 1024
+
+
+def test_two_hundred_megabytes(tmp_path):
+  done = tool(SYNTHETIC, tmp_path / "model", "--layers", "2", "--no-vision", *MEDIUM)
+  assert done.returncode == 0, done.stderr
+  size = sum(path.stat().st_size for path in (tmp_path / "model").glob("*.safetensors"))
+  assert 180e6 < size < 260e6
+  assert peak_memory(SHARD, tmp_path / "model", tmp_path / "eight", "--tp", "8", "--jobs", "2") < 300e6
+  assert "verified" in shard(tmp_path / "model", tmp_path / "eight", "--tp", "8", "--verify").stdout
+  shard(tmp_path / "model", tmp_path / "one", "--tp", "1")
+  bar, result = on_a_terminal("generate", "--model", tmp_path / "one", "--prompt", "def f(x):", "--max-tokens", "4", "--json",
+                              "--max-context", "512")
+  plain = kdtree_run("generate", "--model", tmp_path / "model", "--prompt", "def f(x):", "--max-tokens", "4", "--json",
+                     "--max-context", "512")
+  assert json.loads(result)["token_ids"] == json.loads(plain.stdout)["token_ids"]
+  assert re.search(rb"loading \[#* *\] [\d.]+ of 0\.2 GB, [\d.]+ GB/s", bar), bar
+  assert bar.endswith(b"\r\x1b[K")
+
+
+def on_a_terminal(*arguments):
+  """(what the daemon drew on the terminal that is its standard error, its standard output)."""
+  master, terminal = pty.openpty()
+  with subprocess.Popen([RUN, *map(os.fspath, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal,
+                        env=clean_environment()) as process:
+    os.close(terminal)
+    drawn = b""
+    with contextlib.suppress(OSError):  # EIO: nobody writes any more
+      while piece := os.read(master, 4096):
+        drawn += piece
+    result = process.stdout.read()
+  os.close(master)
+  assert process.returncode == 0, drawn
+  return drawn, result
+
+
 def test_wide_tiles_that_a_rank_cannot_have(narrow, tmp_path):
-  from shard_support import SHARD
   demand_refusal(tool(SHARD, narrow[0], tmp_path / "out", "--tp", "8"),
                  "w13 of 8 ranks: 32 outputs, 192 inputs: expected multiples")
 
