@@ -41,9 +41,9 @@ __device__ inline uint2 head_inputs(const HeadProduct& p, const bf16* row, int k
   return {v[0] | v[1] << 16, v[2] | v[3] << 16};
 }
 
-// Outputs of one tile of a head's matrix, for kHeadRows rows from `first` on, of which rows_left(), if positive, are live. The
-// warps of a block share out the inputs in contiguous ranges of K steps, by the shape of the matrix alone; their sums are added in
-// order and rounded once. Calls wait_for_previous, before rows_left; the first weights are fetched before that.
+// Outputs of one tile of a head's matrix, for kHeadRows rows from `first` on, of which rows_left(), if positive, are live.
+// The warps of a block share out the inputs in contiguous ranges of K steps, by the shape of the matrix alone; their sums are
+// added in order and rounded once. Calls wait_for_previous, before rows_left; the first weights are fetched before that.
 template <class F>
 __device__ void head_product(const HeadProduct& p, int head, int tile, int first, const F& rows_left) {
   constexpr int kGroups = kHeadRows / 8, kAhead = 4;
@@ -71,7 +71,8 @@ __device__ void head_product(const HeadProduct& p, int head, int tile, int first
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (g * 8 >= n_rows) break;
-      const bf16* row = x + min(g * 8 + lane / 4, n_rows - 1) * p.x_row;   // columns past the last row repeat it, and are dropped
+      // Columns past the last row repeat it, and are dropped.
+      const bf16* row = x + min(g * 8 + lane / 4, n_rows - 1) * p.x_row;
       uint2 b[kAhead] = {};
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)

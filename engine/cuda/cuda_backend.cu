@@ -317,16 +317,8 @@ std::string why_unusable(int major, int minor) {
 CudaDevice describe(int index) {
   cudaDeviceProp properties{};
   cuda::check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
-  CudaDevice device{index, properties.name, properties.major, properties.minor,
-                    static_cast<int64_t>(properties.totalGlobalMem), 0,
-                    why_unusable(properties.major, properties.minor)};
-  if (!device.unusable.empty()) return device;
-  try {
-    device.free_bytes = free_memory(index);
-  } catch (const Error& error) {
-    device.unusable = error.what();
-  }
-  return device;
+  return {index, properties.name, properties.major, properties.minor, static_cast<int64_t>(properties.totalGlobalMem), 0,
+          why_unusable(properties.major, properties.minor)};
 }
 
 int count_devices() {
@@ -351,7 +343,15 @@ int count_devices() {
 
 std::vector<CudaDevice> cuda_devices() {
   std::vector<CudaDevice> devices;
-  for (int i = 0, n = count_devices(); i < n; ++i) devices.push_back(describe(i));
+  for (int i = 0, n = count_devices(); i < n; ++i) {
+    CudaDevice& device = devices.emplace_back(describe(i));
+    if (!device.unusable.empty()) continue;
+    try {
+      device.free_bytes = free_memory(i);
+    } catch (const Error& error) {
+      device.unusable = error.what();
+    }
+  }
   return devices;
 }
 

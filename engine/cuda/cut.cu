@@ -1,8 +1,8 @@
 // How many nodes the automatic streams of a round verify: spec::JointCut by one block.
 //
-// The merge of all streams, best first and each in its own order, needs no queue: a node is taken when the least gain of its
-// stream up to it is the largest left, so nodes are ordered by that, then by stream, then within the stream, and a node's place
-// is the number of nodes before it in every stream.
+// The merge of all streams, best first and each in its own order, needs no queue: a node is taken when the least gain of
+// its stream up to it is the largest left. So nodes are ordered by that, then by stream, then within the stream, and a
+// node's place is the number of nodes before it in every stream.
 #include <algorithm>
 
 #include "cuda/device.cuh"
@@ -29,7 +29,7 @@ struct StreamShare {
 
 struct Shared {
   double gain[kMaxNodes];                 // of every node, stream after stream: probability that it is accepted
-  double least[kMaxNodes];                // the least gain of the stream up to the node; then tokens by number of nodes taken
+  double least[kMaxNodes];                // the least gain of the stream up to the node; then tokens by nodes taken
   uint16_t parent[kMaxNodes];             // then the nodes in the order they are taken
   double costs[spec::CostTable::kEntries];
   int64_t sizes[spec::CostTable::kEntries];
@@ -47,7 +47,8 @@ __device__ inline int32_t stream_of(const StreamShare* shares, int32_t n, int32_
   return low;
 }
 
-// How many of a stream's nodes come before one with this least gain: those that have more, or as much in an earlier stream.
+// How many nodes of another stream come before one with this least gain: those that have more; of an earlier stream also
+// those that have as much.
 __device__ inline int32_t nodes_before(const double* least, int32_t n, double gain, bool earlier) {
   int32_t low = 0, high = n;
   while (low < high) {
@@ -149,15 +150,14 @@ __global__ void __launch_bounds__(kThreads) cut_kernel(CutLaunch launch) {
   __syncthreads();
 
   // The best number of nodes; of equals the least.
-  const auto value_of = [&](int32_t taken_nodes, double draft_seconds) {
-    const double tokens = taken_nodes == 0 ? static_cast<double>(tables.n_roots) : s.least[taken_nodes - 1];
-    const double seconds = draft_seconds + spec::CostTable::at(s.sizes, s.costs, s.base_rows + taken_nodes);
-    return __dsub_rn(tokens, __dmul_rn(tables.lambda, seconds));
+  const auto tokens_of = [&](int32_t n) { return n == 0 ? static_cast<double>(tables.n_roots) : s.least[n - 1]; };
+  const auto seconds_of = [&](int32_t n) {
+    return tables.draft_seconds + spec::CostTable::at(s.sizes, s.costs, s.base_rows + n);
   };
   double best = -INFINITY;
   int32_t best_n = 0;
   for (int32_t i = thread; i <= n_nodes; i += kThreads) {
-    const double value = value_of(i, tables.draft_seconds);
+    const double value = __dsub_rn(tokens_of(i), __dmul_rn(tables.lambda, seconds_of(i)));
     if (value > best) best = value, best_n = i;
   }
   s.best_value[thread] = best;
@@ -178,7 +178,13 @@ __global__ void __launch_bounds__(kThreads) cut_kernel(CutLaunch launch) {
   __syncthreads();
   for (int32_t i = thread; i < n; i += kThreads)
     if (shares[i].calibration >= 0) args.n_nodes[i] = shares[i].taken;
-  if (thread == 0) *args.value = (s.best_value[0] - value_of(0, 0)) / static_cast<double>(n_automatic);
+  if (thread == 0) {
+    const int32_t n = s.best_n[0];
+    const double tokens = n == 0 ? static_cast<double>(tables.n_roots) : s.least[n - 1];
+    const double seconds = tables.draft_seconds + spec::CostTable::at(s.sizes, s.costs, s.base_rows + n);
+    const double plain_rounds = seconds / spec::CostTable::at(s.sizes, s.costs, s.base_rows);
+    *args.value = (tokens - tables.n_roots * plain_rounds) / static_cast<double>(n_automatic);
+  }
 }
 
 }  // namespace
@@ -188,7 +194,8 @@ void CudaOps::cut(const CutArgs& args) {
   CutLaunch launch{args, {}};
   std::copy(spec::CostTable::kRows.begin(), spec::CostTable::kRows.end(), launch.sizes);
   const size_t shared = sizeof(Shared) + static_cast<size_t>(args.n_streams.most) * sizeof(StreamShare);
-  check(cudaFuncSetAttribute(cut_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), "cut_kernel");
+  const auto bytes = static_cast<int>(shared);
+  check(cudaFuncSetAttribute(cut_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cut_kernel");
   launch_overlapping("cut_kernel", cut_kernel, 1, kThreads, shared, stream_, launch);
 }
 

@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(kFoldThreads, kM == 1 ? 2 : 1) draft_fold_kern
     }
     begin_fold(shared);
     const auto run = [&](auto tiles_of_queries) {
-      fold_segment<tiles_of_queries(), kM>(p, memory, tiles, shared, stream, kv_head, segment, of_block, begin, end,
-                                           seen_from);
+      constexpr int kQ = decltype(tiles_of_queries)::value;
+      fold_segment<kQ, kM>(p, memory, tiles, shared, stream, kv_head, segment, of_block, begin, end, seen_from);
     };
     if (n_columns <= 8) run(std::integral_constant<int, 1>());
     else if (n_columns <= 16) run(std::integral_constant<int, 2>());

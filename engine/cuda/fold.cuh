@@ -355,9 +355,9 @@ struct FoldShape {
 // The first that fits, most work at a time first. tile_bytes: of keys and values. Error(unsupported) when none does.
 inline FoldShape fold_shape(int64_t tile_bytes, int64_t query_bytes, int64_t limit) {
   constexpr int kShapes[][2] = {{64, 2}, {32, 2}, {64, 1}, {32, 1}, {16, 1}, {8, 1}};
+  constexpr int64_t kOther = kWeightsBytes + static_cast<int64_t>(sizeof(FoldShared));
   for (const auto [columns, stages] : kShapes) {
-    const auto other = kWeightsBytes + static_cast<int64_t>(sizeof(FoldShared));
-    const int64_t bytes = stages * tile_bytes + columns * query_bytes + other;
+    const int64_t bytes = stages * tile_bytes + columns * query_bytes + kOther;
     if (bytes <= limit) return {columns, stages, bytes};
   }
   fail(Status::unsupported, "attention", std::to_string(query_bytes / 2) + " dims of a key", "what shared memory holds");

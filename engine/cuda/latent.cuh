@@ -22,8 +22,8 @@ __host__ __device__ constexpr int64_t row_stride(int64_t dims) { return round_up
 // Elements of a row of queries or keys in working or shared memory: whole groups of 64, zeros behind `dims`.
 __host__ __device__ constexpr int64_t padded_dims(int64_t dims) { return round_up(dims, 64); }
 
-// Borders of segments, a function of absolute position alone: every kFine to kFineEnd, every kMiddle to kMiddleEnd, then every
-// kCoarse. All are multiples of a tile. A segment is folded by one block, so these set how parallel a long context is.
+// Borders of segments, a function of absolute position alone: every kFine to kFineEnd, every kMiddle to kMiddleEnd, then
+// every kCoarse. All are multiples of a tile. A segment is folded by one block: these set how parallel a long context is.
 template <int kFine, int kFineEnd, int kMiddle, int kMiddleEnd, int kCoarse>
 struct Segments {
   static constexpr int kMiddleAt = kFineEnd / kFine, kCoarseAt = kMiddleAt + (kMiddleEnd - kFineEnd) / kMiddle;
@@ -44,7 +44,7 @@ struct Segments {
 using LatentSegments = Segments<64, 1024, 256, 8192, 512>;
 using DraftSegments = Segments<256, 2048, 512, 8192, 2048>;
 
-// A warp of a fold holds one tile of 16 value dims, two or four; so many dims, and floats of a segment's sums, are there then.
+// A warp of a fold holds one, two or four tiles of 16 value dims: so many dims, and floats of a segment's sums, there are.
 constexpr int64_t kSmallValueDims = 128, kMaxValueDims = 512, kMaxDraftDims = 256;
 
 // Attention works on so many rows at a time: what it keeps for each, above all the sums of every segment, is large.

@@ -1,5 +1,5 @@
-// How the kernels of the experts find their work: up to 8 or 32 pairs (row, routing rank) of one expert. pair = row *
-// k + rank.
+// How the kernels of the experts find their work: up to 8 or 32 pairs (row, routing rank) of one expert.
+// pair = row * k + rank.
 #pragma once
 
 #include <algorithm>

@@ -8,7 +8,7 @@
 //   draw        the largest z + noise of every piece
 //   choose      (warp a row) the token
 // The next may start while one runs: it looks up what its row wants, then waits for the one before (device.cuh).
-// Probability is counted in integers, exp(z - max) rounded to multiples of 2^-45: sums are exact, so they have no order.
+// Probability is counted in integers, exp(z - max) rounded to multiples of 2^-45: sums are exact and have no order.
 // Rows go through in groups, which bounds the working memory.
 #include <algorithm>
 
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kRowThreads) adjust_kernel(GroupArgs args) {
   }
   const float* x = args.logits + static_cast<int64_t>(row) * args.vocab;
   float* out = args.work.adjusted + at * args.adjusted_stride;
-  for_elements<kRowThreads, kLoads>(x, 0, args.vocab, [&](int32_t token, float logit) { out[token] = rankable(logit); });
+  for_elements<kRowThreads, kLoads>(x, 0, args.vocab, [out](int32_t i, float logit) { out[i] = rankable(logit); });
   __syncthreads();
 
   const auto penalise = [&](int32_t token, int32_t count) {
@@ -232,8 +232,8 @@ __global__ void __launch_bounds__(kPieceThreads) weigh_kernel(GroupArgs args) {
     if (const uint64_t weight = weight_of<kWeighBins>(limbs, i); weight > 0) atomicAdd(&bins[i], weight);
 }
 
-// Where the head of a row ends, whose tokens together weigh `need`: among keys >= floor with key >> shift == prefix; `above`
-// is the weight of the keys before those.
+// Where the head of a row ends, whose tokens together weigh `need`: among keys >= floor with key >> shift == prefix; the
+// keys before those weigh `above`.
 struct Search {
   uint64_t floor, need, above, prefix;
   int shift;
@@ -255,7 +255,8 @@ __device__ inline uint64_t part_of(double top_p, uint64_t total) {
 }
 
 // The key of the last token of the head. need 0: by top-p of what is there.
-__device__ uint64_t last_of_head(const GroupArgs& args, const SampleRow& row, double most, Search find, CutScratch& shared) {
+__device__ uint64_t last_of_head(const GroupArgs& args, const SampleRow& row, double most, Search find,
+                                 CutScratch& shared) {
   const auto weight = [&](uint64_t key) {
     return find.by_count ? 1 : mass_of(row.z(logit_of(key)), most, args.mass_bits);
   };
@@ -270,15 +271,18 @@ __device__ uint64_t last_of_head(const GroupArgs& args, const SampleRow& row, do
     for (int32_t begin = 0; begin < args.vocab; begin += kStretch) {
       for (int i = threadIdx.x; i < kLimbs * kCutBins; i += kRowThreads) shared.limbs[i] = 0;
       __syncthreads();
-      for_elements<kRowThreads, kBatch>(row.x, begin, min(begin + kStretch, args.vocab), [&](int32_t token, float logit) {
+      const int32_t end = min(begin + kStretch, args.vocab);
+      for_elements<kRowThreads, kBatch>(row.x, begin, end, [&](int32_t token, float logit) {
         const uint64_t key = rank_key(logit, static_cast<uint32_t>(token));
         if (key < find.floor || (find.shift < 64 && key >> find.shift != find.prefix)) return;
         add_weight<kCutBins>(shared.limbs, static_cast<uint32_t>(key >> shift) & ((1u << bits) - 1), weight(key));
+        if (*static_cast<volatile uint32_t*>(&shared.n_listed) > kListed) return;   // too many, no matter how many
         if (const uint32_t place = atomicAdd(&shared.n_listed, 1u); place < kListed) shared.listed[place] = key;
       });
       __syncthreads();
       shared.sums[threadIdx.x] += weight_of<kCutBins>(shared.limbs, threadIdx.x);
     }
+    __syncthreads();
     const uint32_t n = shared.n_listed;
     if (find.need == 0) {
       uint64_t total;
@@ -374,6 +378,7 @@ __global__ void __launch_bounds__(kPieceThreads) draw_kernel(GroupArgs args) {
   for_elements<kPieceThreads, 4>(row.x, begin, min(begin + kPiece, args.vocab), [&](int32_t token, float logit) {
     if (rank_key(logit, static_cast<uint32_t>(token)) < last) return;
     const double z = row.z(logit);
+    if (__dadd_rn(z, kMostNoise) < least) return;
     const uint32_t bits = noise_bits(row.s.seed, row.s.choice, position, static_cast<uint32_t>(token));
     if (__dadd_rn(z, gumbel_bound(bits)) < least) return;
     if (row.s.min_p > 0 && exp(z - most) < row.s.min_p) return;

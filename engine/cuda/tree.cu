@@ -17,11 +17,11 @@ static_assert(kMaxNodes + 1 < 1 << kPlaceBits);
 
 // A tree while it grows. One warp builds it, the block carries candidates in and nodes out.
 //
-// Every node but the deepest has one child that may come next: the candidate `next` of its depth. So what waits is one entry a
-// node, that of node n with lane n % 32 as its n / 32-th. A step takes the heaviest entry, of equals the first in the order of
-// rank tuples, and makes it a node: its own entry is the new node's first child, that of its parent the next sibling. In the
-// order of rank tuples those two stand where the one stood, child before sibling, so that order is kept as places: the
-// sibling's is one further, and those behind it move on by one.
+// Every node but the deepest has one child that may come next: candidate `next` of the depth below. So what waits is one
+// entry a node, that of node n with lane n % 32 as its n / 32-th. A step takes the heaviest entry, of equals the first in
+// the order of rank tuples, and makes it a node: the new node's entry is its first child, its parent's the next sibling.
+// In the order of rank tuples those two stand where the one stood, child before sibling, so that order is kept as places:
+// the child has the old one, the sibling the one behind it, and what stood behind moves on by one.
 struct Tree {
   float weight[kMaxNodes];
   uint16_t parent[kMaxNodes], rank[kMaxNodes], depth[kMaxNodes];
@@ -41,9 +41,10 @@ __device__ inline uint32_t weight_key(float weight) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The key of a child of a node at `depth` that has `weight`; 0 if there is none.
+// The weight of candidate `rank` below a node at `depth`, and its key; 0 if there is none.
 __device__ inline float child_weight(const Tree& tree, const Candidates& c, float weight, int32_t depth, int32_t rank) {
-  const float log_q = rank < c.width ? tree.staged[depth * c.width + rank] : c.log_q[static_cast<int64_t>(depth) * c.k + rank];
+  const float log_q =
+      rank < c.width ? tree.staged[depth * c.width + rank] : c.log_q[static_cast<int64_t>(depth) * c.k + rank];
   return log_q == log_q ? __fadd_rn(weight, log_q) : -INFINITY;
 }
 __device__ inline uint32_t child_key(const Tree& tree, const Candidates& c, float weight, int32_t depth, int32_t rank) {
@@ -105,7 +106,8 @@ __device__ void grow(Tree& tree, const Candidates& c, int32_t budget, bool spine
     const int32_t depth = tree.depth[parent], rank = tree.next[parent], node = ++count;
     const float above = tree.weight[parent];
     const float weight = child_weight(tree, c, above, depth, rank);
-    const uint32_t sibling = child_key(tree, c, above, depth, rank + 1), child = child_key(tree, c, weight, depth + 1, 0);
+    const uint32_t sibling = child_key(tree, c, above, depth, rank + 1);
+    const uint32_t child = child_key(tree, c, weight, depth + 1, 0);
 #pragma unroll
     for (int j = 0; j < kEntries; ++j) {
       if (j * kWarp > count) break;
@@ -322,7 +324,8 @@ __global__ void __launch_bounds__(kCountThreads) count_experts_kernel(CountExper
 
 void CudaOps::build_trees(const BuildTreesArgs& args) {
   if (args.n_streams.most == 0) return;
-  launch_overlapping("build_kernel", build_kernel, static_cast<unsigned>(args.n_streams.most), kBuildThreads, 0, stream_, args);
+  const auto streams = static_cast<unsigned>(args.n_streams.most);
+  launch_overlapping("build_kernel", build_kernel, streams, kBuildThreads, 0, stream_, args);
 }
 
 // Without streams too: the prompts' counts are those of the pass.

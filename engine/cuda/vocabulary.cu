@@ -2,7 +2,7 @@
 //
 // top_k is four launches, each over (piece of a row, row) but the last:
 //   rank     the log-sum-exp of every piece, and a histogram of the upper 11 bits of all order keys
-//   refine   where the bins that hold the k best hold too much for one block: the next 11 bits of the last of those bins
+//   refine   where the bins that hold the k best hold too much for one block: the next 11 bits of the last of them
 //   collect  the tokens of those bins, in any order
 //   finish   one block a row: sorts them, merges the log-sum-exps
 // The next may start while one runs; it waits before it touches what that writes (device.cuh).
@@ -80,9 +80,10 @@ struct RankedRow {
     if (!(weight > 0)) return rankable(logit);
     return rankable(noisy(logit, noise_of(noise_bits(seed, choice, position, static_cast<uint32_t>(token)))));
   }
-  // The same, or -inf where it is surely less than `least`: no noise is larger than its bound, and rounding is monotone.
+  // The same, or -inf where it is surely less than `least`: no noise exceeds its bound, and rounding is monotone.
   __device__ float value_from(float least, int32_t token, float logit) const {
     if (!(weight > 0)) return rankable(logit);
+    if (noisy(logit, kMostNoise) < least) return -INFINITY;
     const uint32_t bits = noise_bits(seed, choice, position, static_cast<uint32_t>(token));
     if (noisy(logit, gumbel_bound(bits)) < least) return -INFINITY;
     return rankable(noisy(logit, noise_of(bits)));
@@ -110,7 +111,7 @@ struct Head {
   }
 };
 
-// From the histogram of the first level, and if that is not enough of the second: as far as pieces are looked at together.
+// From the histogram of the first level and, if that is not enough, of the second: as far as all pieces work together.
 template <int kThreads>
 __device__ Head narrowed_by(const uint32_t* bins, const Head& head, int32_t k, BinScratch<uint32_t>& scratch) {
   const auto count = [bins](int bin) { return bins[bin]; };
@@ -212,7 +213,8 @@ __global__ void __launch_bounds__(kPieceThreads) collect_kernel(RankArgs args) {
   }
 }
 
-// For a block with a row to itself: narrows the head down until it fits, at the latest by all bits, and lists it. Returns its size.
+// For a block with a row to itself: narrows the head down until it fits, at the latest by all bits, and lists it.
+// Returns its size.
 template <int kBatch>
 __device__ int list_head(const RankedRow& ranked, int32_t vocab, int32_t k, Head head, uint64_t* listed,
                          BinScratch<uint32_t>& scratch) {
@@ -338,7 +340,8 @@ void CudaOps::top_k(const TopKArgs& args) {
 
 void CudaOps::logprobs(const LogprobArgs& args) {
   if (args.n.most == 0) return;
-  launch_overlapping("logprobs_kernel", logprobs_kernel, static_cast<unsigned>(args.n.most), kRowThreads, 0, stream_, args);
+  const auto rows = static_cast<unsigned>(args.n.most);
+  launch_overlapping("logprobs_kernel", logprobs_kernel, rows, kRowThreads, 0, stream_, args);
 }
 
 size_t CudaOps::vocabulary_work_bytes(int64_t rows, int64_t vocab, int64_t) const {

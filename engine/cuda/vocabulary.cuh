@@ -1,7 +1,8 @@
 // Rows over the vocabulary: how they are shared out, how logits are ordered, and what is found by counting.
 //
-// A row is cut into pieces of kPiece tokens, one block each, whatever else is in the batch: sums of a piece and of all pieces
-// have an order that the width alone decides. Everything else here is a maximum or a sum of integers, which have no order.
+// A row is cut into pieces of kPiece tokens, one block each, whatever else is in the batch: sums of a piece and of all
+// pieces have an order that the width alone decides. Everything else here is a maximum or a sum of integers, which have
+// no order.
 #pragma once
 
 #include "base/philox.h"
@@ -39,8 +40,9 @@ __device__ inline float logit_of(uint64_t key) { return of_order_key(static_cast
 __device__ inline int32_t token_of(uint64_t key) { return static_cast<int32_t>(~static_cast<uint32_t>(key)); }
 
 // Gumbel noise of these bits is no larger: -log(-log(u)) <= -log(1 - u), and 1 - u >= 2^-(1 + clz(~bits)).
+constexpr double kLn2Above = 0.6931471805599454;
+constexpr double kMostNoise = 33 * kLn2Above;   // of any bits
 __device__ inline double gumbel_bound(uint32_t bits) {
-  constexpr double kLn2Above = 0.6931471805599454;
   return static_cast<double>(1 + __clz(static_cast<int>(~bits))) * kLn2Above;
 }
 
@@ -104,7 +106,8 @@ __device__ inline uint64_t block_largest(uint64_t key, uint64_t* shared) {
   return key;
 }
 
-// The largest of a block's floats, and their sum in an order of the block's size; for all threads. `shared`: one place a warp.
+// The largest of a block's floats, and their sum in an order that its size decides, for all threads. `shared`: one place a
+// warp.
 template <int kThreads>
 __device__ inline float block_maximum(float value, float* shared) {
   value = warp_max(value);

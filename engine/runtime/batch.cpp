@@ -193,7 +193,7 @@ const spec::CutTables* Batch::make_cut() {
 
 void Batch::run_round() {
   RoundPlan plan{decode_tasks_, prefill_tasks_};
-  plan.count_experts = n_rounds_++ % 16 == 0;
+  plan.count_experts = n_rounds_++ % 64 == 0;
   if (costs_.measured()) plan.cut = make_cut();
   // A pass over prompts is long: readers need not wait for it.
   if (!prefill_tasks_.empty())

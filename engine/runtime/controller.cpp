@@ -9,7 +9,8 @@ namespace {
 constexpr int64_t kTreeBudget = 16;        // of mode tree, when none is given
 constexpr int64_t kAutoBudget = 63;        // the cost table ends at 64 rows
 constexpr double kValueMemory = 0.8;       // whether to draft follows the last five drafts
-constexpr int64_t kFirstProbe = 8, kLastProbe = 256;   // plain rounds between two probes of the drafter
+constexpr double kProbeMemory = 0.3;       // but a probe shows what has changed since
+constexpr int64_t kFirstProbe = 8, kLastProbe = 48;   // plain rounds between two probes of the drafter
 
 }  // namespace
 
@@ -19,6 +20,7 @@ Controller::Controller(RoundCosts& costs, const RequestSettings& settings, const
       noise_ranking_(settings.sampling.temperature > 0 && settings.ranking != Ranking::plain),
       calibration_index_(RoundCosts::calibration_of(settings.sampling, noise_ranking_)),
       calibration_(costs.calibration(calibration_index_)), habit_(costs.habit(settings.sampling)) {
+  habit_.since_draft = habit_.probe_after;   // another text: the drafter is asked at once
   if (!round.has_drafter() || (mode_ == Speculate::automatic && !costs.measured())) mode_ = Speculate::off;
   const int64_t most = round.limits().max_budget;
   const auto given = [&settings](int64_t by_default) { return settings.budget > 0 ? settings.budget : by_default; };
@@ -41,7 +43,7 @@ DecodePlan Controller::plan(int64_t wanted, int64_t depth_room, int64_t budget) 
     if (wanted == 1 || !wants_draft()) return current_;
     // A little more than what lately paid: candidates and depths that are never verified cost time too.
     const auto ample = [](double usual, int64_t spare) { return static_cast<int64_t>(std::ceil(usual)) + spare; };
-    budget = std::min(budget, ample(1.5 * habit_.nodes, 4));
+    budget = std::min(budget, ample(habit_.nodes, 4));
     depths = std::min({depths, wanted - 1, ample(habit_.depth, 1)});
   }
   current_.depths = std::min(depths, budget);
@@ -53,8 +55,9 @@ DecodePlan Controller::plan(int64_t wanted, int64_t depth_room, int64_t budget) 
 }
 
 void Controller::decided(const Tree& tree, double value) {
+  const double memory = habit_.value < 0 ? kProbeMemory : kValueMemory;
   habit_.last_value = value;
-  habit_.value = kValueMemory * habit_.value + (1 - kValueMemory) * value;
+  habit_.value = memory * habit_.value + (1 - memory) * value;
   int32_t depth = 0;
   for (const int32_t of_node : tree.depth) depth = std::max(depth, of_node);
   habit_.nodes = std::max(static_cast<double>(tree.n_nodes), 0.9 * habit_.nodes);

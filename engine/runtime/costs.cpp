@@ -6,7 +6,7 @@
 namespace kdt {
 namespace {
 
-constexpr double kRateMemory = 0.95;       // λ follows the last twenty rounds or so
+constexpr double kRateMemory = 0.9;        // λ follows the last ten rounds or so
 constexpr double kRefineRate = 0.05;       // weight of one measured draft
 constexpr double kOutlier = 3.0;           // a draft that took this many times what was expected was disturbed
 constexpr auto kMeasureTime = std::chrono::milliseconds(60);   // a start should not be felt
@@ -43,6 +43,26 @@ void RoundCosts::measure(Round& round, Stream& stream) {
     verify_.set(sizes[i], seconds);
   }
   seconds_ = verify_.at(1);
+  record_rounds(round, stream);
+}
+
+// Where work is recorded (capacities are more than counts), the rounds of one stream are recorded now: the first request
+// should not wait for it.
+void RoundCosts::record_rounds(Round& round, Stream& stream) {
+  constexpr int64_t kUncommon = 9;
+  if (round.capacity(kUncommon) == kUncommon) return;
+  const Stream before = stream;
+  StageSeconds time;
+  const spec::CutTables cut = cut_tables(1, 1, round.max_depths(), 1, 1);
+  const int64_t most = std::min(spec::CostTable::kRows.back(), round.limits().max_budget);
+  for (int64_t rows = 1; rows <= most; rows = round.capacity(rows + 1)) {
+    DecodeTask task{&stream, {}};
+    task.plan.budget = rows - 1;
+    task.plan.depths = std::min(rows - 1, round.max_depths());
+    task.plan.calibration = rows > 1 ? 0 : -1;
+    round.run({{&task, 1}, {}, &cut}, time);
+    stream = before;
+  }
 }
 
 double RoundCosts::draft(int64_t depths, int64_t n_streams) const {

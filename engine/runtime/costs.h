@@ -45,6 +45,8 @@ class RoundCosts {
   DraftHabit& habit(const Sampling& sampling) { return habit_[sampling.temperature > 0]; }
 
  private:
+  void record_rounds(Round& round, Stream& stream);
+
   spec::CostTable verify_;
   std::vector<double> draft_;           // of one stream by depths, [0] unused
   double draft_growth_ = 0.6;           // of a draft for each further stream, in drafts of one

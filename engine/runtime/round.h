@@ -117,6 +117,7 @@ class Round {
   double measure_draft(const Stream& stream, int64_t depths);
 
   const RoundLimits& limits() const { return limits_; }
+  int64_t capacity(int64_t rows) const { return ops_.capacity(rows); }
   int64_t vocab_size() const { return vocab_; }
   // Distinct experts of a layer for that many rows, were routing uniform.
   double expected_experts(int64_t rows) const;

@@ -32,7 +32,8 @@ Round::Shape Round::lay_plan(const RoundPlan& plan) {
   shape.drafts = std::min(shape.drafts, limits_.max_streams);
   shape.streams = std::min(shape.streams, limits_.max_streams);
   shape.logits = std::min(shape.scored + ops_.capacity(shape.logits - shape.scored), limits_.max_rows);
-  shape.candidates = std::min(ops_.capacity(shape.candidates), max_candidates_);
+  // As many as a lone stream has rows: fewer shapes are recorded.
+  if (shape.candidates > 1) shape.candidates = std::min(ops_.capacity(shape.candidates + 1), max_candidates_);
   return shape;
 }
 

@@ -52,11 +52,12 @@ double JointCut::operator()(std::span<CutTree> trees, const CutTables& tables) {
 
   const Choice choice =
       choose_nodes(merged_, tables.n_roots, base_rows, tables.verify, tables.draft_seconds, tables.lambda);
-  const double plain = tables.n_roots - tables.lambda * CostTable::at(tables.verify, base_rows);
+  const double seconds = tables.draft_seconds + CostTable::at(tables.verify, base_rows + choice.n_nodes);
+  const double plain_rounds = seconds / CostTable::at(tables.verify, base_rows);
   for (CutTree& tree : trees)
     if (tree.drafted && tree.calibration >= 0) tree.n_nodes = 0;
   for (int64_t n = 0; n < choice.n_nodes; ++n) ++trees[taken_from_[static_cast<size_t>(n)]].n_nodes;
-  return (choice.value - plain) / static_cast<double>(n_automatic);
+  return (choice.tokens - tables.n_roots * plain_rounds) / static_cast<double>(n_automatic);
 }
 
 }  // namespace kdt::spec

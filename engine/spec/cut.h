@@ -33,7 +33,7 @@ struct CutTree {
 
 // Nodes of all automatic streams in one order, best first, each stream's in its own order; then the best beginning of it by
 // choose_nodes. Lowers n_nodes of those trees. Returns what a draft was worth to each automatic stream: expected tokens less
-// λ · time, over a round without it; 0 when there is none. Allocates nothing once its memory has grown.
+// those that rounds without a draft yield in the same time, whatever λ was of late; 0 when there is no such stream. Allocates nothing once its memory has grown.
 class JointCut {
  public:
   double operator()(std::span<CutTree> trees, const CutTables& tables);

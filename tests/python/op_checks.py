@@ -19,7 +19,7 @@ ONE_OF_A_KIND = pytest.mark.parametrize("backends", sorted({TARGETS[0], TARGETS[
 
 THREADS = (1, 2, 3)
 UNIT = 2.0 ** -24    # half an ulp of a float32 near 1
-BF16_UNIT = 2.0 ** -9
+BF16_UNIT = 2.0 ** -8
 SPARE = 5            # rows behind the live ones
 
 

@@ -1,5 +1,7 @@
 """Draft trees of a round's streams, from build to accept, against the reference: equal inputs give equal trees on every
 backend."""
+import os
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from op_rounds import Round
 from reference import rounds, tree
 
 pytestmark = ONE_OF_A_KIND
+ROUNDS = 1200 if os.environ.get("KDTREE_TEST_FULL") == "1" else 120    # of ten trees, as a mean
 
 
 def random_candidates(rng, depths=None, k=None):
@@ -65,7 +68,7 @@ def build_alone(backend, token, log_q, budget, spine=False):
 
 def test_trees_are_the_references(backends):
   rng = np.random.default_rng(0)
-  for _ in range(120):
+  for _ in range(ROUNDS):
     n_streams, depths, k = (int(rng.integers(1, most)) for most in (20, 9, 20))
     plan = random_plan(rng, n_streams, depths, [0, 1, 2, 3, 7, 16, 33, 100])
     token, log_q = candidates_of(rng, n_streams, depths, k)

@@ -65,16 +65,20 @@ def joint_cut(plan, trees, tables):
     at[best[1]] += 1
   at, tokens = dict.fromkeys(gains, 0), float(len(plan))
   value = lambda n, draft: tokens - tables["lambda"] * (draft + seconds_at(tables["verify"], base + n))
-  plain, values = value(0, 0.0), [value(0, tables["draft_seconds"])]
+  values, expected = [value(0, tables["draft_seconds"])], [tokens]
   for n, i in enumerate(order, 1):
     tokens += gains[i][at[i]]
     at[i] += 1
     values.append(value(n, tables["draft_seconds"]))
+    expected.append(tokens)
   n = int(np.argmax(values))
   margin = min([margin] + [values[n] - v for v in values if v < values[n]])
   for i in gains:
     n_nodes[i] = order[:n].count(i)
-  return n_nodes, (values[n] - plain) / len(gains), margin
+  # Less what rounds without a draft yield in the same time.
+  seconds = tables["draft_seconds"] + seconds_at(tables["verify"], base + n)
+  worth = expected[n] - len(plan) * seconds / seconds_at(tables["verify"], base)
+  return n_nodes, worth / len(gains), margin
 
 
 def lay_rows(plan, trees, n_prompt, n_scored, n_prompt_samples):
