@@ -127,6 +127,7 @@ __device__ void grow(Tree& tree, const Candidates& c, int32_t budget, bool spine
     }
     __syncwarp();
   }
+  __syncwarp();                           // all lanes have read n_nodes
   if (lane == 0) tree.n_nodes = count;
 }
 
