@@ -10,7 +10,8 @@ constexpr int64_t kTreeBudget = 16;        // of mode tree, when none is given
 constexpr int64_t kAutoBudget = 63;        // the cost table ends at 64 rows
 constexpr double kValueMemory = 0.8;       // whether to draft follows the last five drafts
 constexpr double kProbeMemory = 0.3;       // but a probe shows what has changed since
-constexpr int64_t kFirstProbe = 8, kLastProbe = 48;   // plain rounds between two probes of the drafter
+constexpr int64_t kFirstProbe = 8, kLastProbe = 256;   // plain rounds between two probes of the drafter
+constexpr double kProbeShare = 0.01;       // of the time, for probes that never gain
 
 }  // namespace
 
@@ -20,8 +21,13 @@ Controller::Controller(RoundCosts& costs, const RequestSettings& settings, const
       noise_ranking_(settings.sampling.temperature > 0 && settings.ranking != Ranking::plain),
       calibration_index_(RoundCosts::calibration_of(settings.sampling, noise_ranking_)),
       calibration_(costs.calibration(calibration_index_)), habit_(costs.habit(settings.sampling)) {
-  habit_.since_draft = habit_.probe_after;   // another text: the drafter is asked at once
   if (!round.has_drafter() || (mode_ == Speculate::automatic && !costs.measured())) mode_ = Speculate::off;
+  if (automatic()) {
+    const double draft_rounds = costs.draft(max_depths_, 1) / costs.verify().at(1);
+    last_probe_ = std::clamp(static_cast<int64_t>(draft_rounds / kProbeShare), kFirstProbe, kLastProbe);
+    // Another text: the drafter is asked at once where that costs less than a round.
+    if (draft_rounds < 1) habit_.since_draft = std::max(habit_.since_draft, habit_.probe_after);
+  }
   const int64_t most = round.limits().max_budget;
   const auto given = [&settings](int64_t by_default) { return settings.budget > 0 ? settings.budget : by_default; };
   switch (mode_) {
@@ -87,7 +93,7 @@ void Controller::observe(const DecodeResult& result) {
   // A draft that showed no gain makes the next probe rarer, one that did brings it sooner: probes are frequent where most of
   // them gain.
   habit_.probe_after = habit_.last_value > 0 ? std::max(kFirstProbe, habit_.probe_after / 2)
-                                             : std::min(kLastProbe, 2 * habit_.probe_after);
+                                             : std::min(last_probe_, 2 * habit_.probe_after);
   habit_.since_draft = 0;
 }
 

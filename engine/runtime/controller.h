@@ -31,7 +31,7 @@ class Controller {
 
   RoundCosts& costs_;
   Speculate mode_;
-  int64_t budget_, max_depths_;
+  int64_t budget_, max_depths_, last_probe_ = 0;
   bool spine_, noise_ranking_;
   int32_t calibration_index_;
   spec::Calibration& calibration_;
