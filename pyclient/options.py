@@ -48,6 +48,8 @@ class SamplingOptions(TypedDict, total=False):
   """Further ids that end the text, ignore_eos or not; up to 256."""
   ignore_eos: bool
   """The model's stop tokens are ordinary ones. Default False."""
+  skip_special_tokens: bool
+  """Special tokens of the answer have no text. Default False: it is their name."""
   logprobs: int | None
   """None, the default: none. 0 to 20: every token has its log-probability and this many of the most probable ones."""
   prompt_logprobs: int | None
@@ -81,7 +83,8 @@ def request_options(
     top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0, seed: int | None = None, choice: int = 0,
     repetition_penalty: float = 1.0, presence_penalty: float = 0.0, frequency_penalty: float = 0.0,
     logit_bias: Mapping[int, float] | None = None, stop: str | Sequence[str] | None = None,
-    stop_token_ids: Sequence[int] | None = None, ignore_eos: bool = False, logprobs: int | None = None,
+    stop_token_ids: Sequence[int] | None = None, ignore_eos: bool = False,
+    skip_special_tokens: bool = False, logprobs: int | None = None,
     prompt_logprobs: int | None = None, speculate: Speculate = "auto", budget: int | None = None, spine: bool = False,
     ranking: Ranking = "auto", priority: int = 0, timeout: float | None = None) -> tuple[Any, list[Any]]:
   """The struct, and what it points to: that must live until submit has copied it. `prompt`: an int32_t array."""
@@ -93,7 +96,7 @@ def request_options(
     repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     speculate=_choice(lib, "speculate", "KDT_SPECULATE_", speculate, ("auto", "off", "chain", "tree")),
     ranking=_choice(lib, "ranking", "KDT_RANKING_", ranking, ("auto", "plain", "noise")),
-    spine=bool(spine), ignore_eos=bool(ignore_eos), priority=priority)
+    spine=bool(spine), ignore_eos=bool(ignore_eos), skip_special_tokens=bool(skip_special_tokens), priority=priority)
   for field, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
     if count is not None:
       if count < 0:

@@ -96,6 +96,7 @@ RequestSettings settings_of(const kdt_request_options& o) {
   s.budget = in_range("budget", o.budget, 0, 1024);
   s.spine = o.spine != 0;
   s.ignore_eos = o.ignore_eos != 0;
+  s.skip_special_tokens = o.skip_special_tokens != 0;
   s.ranking = static_cast<Ranking>(in_range("ranking", o.ranking, KDT_RANKING_AUTO, KDT_RANKING_NOISE));
   s.priority = o.priority;
   s.timeout = std::chrono::milliseconds(in_range("timeout_ms", o.timeout_ms, 0, INT32_MAX));

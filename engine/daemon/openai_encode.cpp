@@ -80,6 +80,7 @@ ChoiceOptions choice_options(const GenerationRequest& request, const Ids& prompt
   o.budget = static_cast<int32_t>(request.budget);
   o.spine = request.spine;
   o.ignore_eos = request.ignore_eos;
+  o.skip_special_tokens = request.skip_special_tokens;
   o.min_tokens = static_cast<int32_t>(request.min_tokens);
   o.repetition_penalty = request.repetition_penalty;
   o.presence_penalty = request.presence_penalty;

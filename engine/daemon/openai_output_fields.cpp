@@ -105,7 +105,6 @@ Fields accepted_fields() {
                             only("use_beam_search", kGenerate, false),
                             only("early_stopping", kGenerate, false),
                             only("include_stop_str_in_output", kGenerate, false),
-                            only("skip_special_tokens", kGenerate, true),
                             only("spaces_between_special_tokens", kGenerate, true),
                             only("length_penalty", kGenerate, 1),
                             only("typical_p", kGenerate, 1),

@@ -70,6 +70,7 @@ struct GenerationRequest {
   uint64_t seed = 0;                // drawn when the client gave none, so that all choices share it
   int64_t min_tokens = 0;
   bool ignore_eos = false;
+  bool skip_special_tokens = true;
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
   std::vector<int32_t> bias_tokens;

@@ -107,6 +107,7 @@ Fields sampling_fields(const ServedModel& model, const RequestLimits& limits) {
        }},
       integer_field("min_tokens", kGenerate, 0, INT32_MAX, &R::min_tokens),
       boolean_field("ignore_eos", kGenerate, &R::ignore_eos),
+      boolean_field("skip_special_tokens", kGenerate, &R::skip_special_tokens),
       {"stop_token_ids", kGenerate, ids_schema(model, 0, kMaxStopTokens),
        [](const Json& value, Draft& draft) {
          draft.request.stop_token_ids = read_ids("stop_token_ids", value, kMaxStopTokens, draft.served);

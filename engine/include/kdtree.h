@@ -224,6 +224,7 @@ typedef struct kdt_request_options {
   uint32_t choice;          /* which of several answers to one prompt this is: other noise from the same seed */
   int32_t priority;         /* lower is admitted earlier and preempted later; default 0. Equal ones: in the order submitted */
   int32_t timeout_ms;       /* from submit; the request is then cancelled. 0 (default): none */
+  int32_t skip_special_tokens;   /* 1: special tokens of the answer have no text; 0 (default): it is their name */
 } kdt_request_options;
 
 KDT_API kdt_status kdt_request_options_init(kdt_request_options *options, uint32_t struct_size);

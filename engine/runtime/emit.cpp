@@ -30,7 +30,8 @@ bool Emitter::is_stop(int32_t token) const {
 void Emitter::add(int32_t token, const Logprobs& logprobs, size_t index) {
   Held held;
   held.event.token = token;
-  held.event.text = characters_.push(tokenizer_.bytes(token));
+  const bool skipped = request_.settings().skip_special_tokens && tokenizer_.is_special(token);
+  held.event.text = skipped ? characters_.flush() : characters_.push(tokenizer_.bytes(token));
   set_logprobs(held.event, logprobs, index);
   text_bytes_ += static_cast<int64_t>(held.event.text.size());
   held.end = text_bytes_;

@@ -40,6 +40,7 @@ struct RequestSettings {
   int64_t budget = 0;                 // 0: the mode's default
   bool spine = false;
   bool ignore_eos = false;
+  bool skip_special_tokens = false;   // they have no text
   Ranking ranking = Ranking::automatic;
   int32_t priority = 0;               // lower first
   std::chrono::milliseconds timeout{0};   // from submit; 0: none

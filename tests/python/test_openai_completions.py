@@ -138,6 +138,25 @@ def test_ignore_eos_runs_to_the_limit(client):
   assert answer.usage.completion_tokens == 200 and answer.choices[0].finish_reason == "length"
 
 
+def test_special_tokens_have_no_text_unless_asked_for(daemon, client):
+  bias, ends = special_tokens(daemon)
+  for stream in (False, True):
+    def text(skip, stream=stream):
+      settings = {"max_tokens": 6, "logit_bias": bias, "extra": {"ignore_eos": True} | skip}
+      return streamed(client, **settings)[0] if stream else text_of(complete(client, **settings))
+    assert text({}) == text({"skip_special_tokens": True}) == ""
+    assert text({"skip_special_tokens": False}) == ends * 6
+
+
+def special_tokens(daemon):
+  """A bias that makes every token the one that ends a message, and that one's name."""
+  body = {"messages": [{"role": "user", "content": ""}], "chat_template_kwargs": {"thinking": False}}
+  ids = daemon.post("/tokenize", body)[1]["tokens"]
+  names = {each: daemon.post("/detokenize", {"tokens": [each]})[1]["prompt"] for each in ids}
+  end = next(each for each, name in names.items() if name == "<|im_end|>")
+  return {str(end): 100}, names[end]
+
+
 def test_sampling_settings_narrow_the_choice(client):
   greedy, sampled = text_of(complete(client)), text_of(complete(client, temperature=1.7, seed=1))
   for narrow in ({"top_p": 0}, {"extra": {"top_k": 1}}, {"extra": {"min_p": 1}}):

@@ -87,6 +87,14 @@ def test_ignore_eos_goes_on_past_the_stop_token(session):
   assert "<|im_end|>" not in stopped.text and stop not in stopped.token_ids
 
 
+def test_special_tokens_have_no_text_when_they_are_skipped(session):
+  end = next(i for i in session.chat_tokens([{"role": "user", "content": ""}]) if session.detokenize([i]) == "<|im_end|>")
+  settings = {"max_tokens": 3, "ignore_eos": True, "logit_bias": {end: 100}}
+  assert session.generate(PROMPT, **settings).text == "<|im_end|>" * 3
+  skipped = session.generate(PROMPT, skip_special_tokens=True, **settings)
+  assert skipped.text == "" and skipped.token_ids == [end] * 3
+
+
 def test_result_of_a_running_stream_is_an_error(session):
   with session.stream(PROMPT, max_tokens=8) as stream:
     with pytest.raises(RuntimeError, match="still runs"):
