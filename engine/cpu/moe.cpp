@@ -23,7 +23,7 @@ struct ExpertsScratch {
   ExpertsScratch(void* base, int64_t rows, int64_t k, int64_t n_experts, int64_t width, int64_t shared_width,
                  int64_t hidden_size)
       : bytes(0) {
-    auto* at = static_cast<std::byte*>(base);
+    const auto at = reinterpret_cast<uintptr_t>(base);   // a number: null, when only `bytes` is asked for
     const auto take = [&](auto*& pointer, int64_t count) {
       using T = std::remove_reference_t<decltype(*pointer)>;
       pointer = reinterpret_cast<T*>(at + bytes);
