@@ -46,11 +46,10 @@ void RoundCosts::measure(Round& round, Stream& stream) {
   record_rounds(round, stream);
 }
 
-// Where work is recorded (capacities are more than counts), the rounds of one stream are recorded now: the first request
+// Where work is recorded, the rounds of one stream are recorded now: the first request
 // should not wait for it.
 void RoundCosts::record_rounds(Round& round, Stream& stream) {
-  constexpr int64_t kUncommon = 9;
-  if (round.capacity(kUncommon) == kUncommon) return;
+  if (!round.records()) return;
   const Stream before = stream;
   StageSeconds time;
   const spec::CutTables cut = cut_tables(1, 1, round.max_depths(), 1, 1);
@@ -78,7 +77,9 @@ void RoundCosts::observe_draft(int64_t depths, int64_t n_streams, double seconds
     return;
   }
   const double growth = (seconds / draft_[static_cast<size_t>(depths)] - 1) / static_cast<double>(n_streams - 1);
-  draft_growth_ = std::clamp(draft_growth_ + kRefineRate * (growth - draft_growth_), 0.0, 1.5);
+  const double rate = growth_seen_ ? kRefineRate : 1.0;   // before the first it is a guess
+  growth_seen_ = true;
+  draft_growth_ = std::clamp(draft_growth_ + rate * (growth - draft_growth_), 0.0, 1.5);
 }
 
 void RoundCosts::observe_rate(double tokens, double seconds) {

@@ -50,6 +50,7 @@ class RoundCosts {
   spec::CostTable verify_;
   std::vector<double> draft_;           // of one stream by depths, [0] unused
   double draft_growth_ = 0.6;           // of a draft for each further stream, in drafts of one
+  bool growth_seen_ = false;
   double tokens_ = 1, seconds_ = 1;     // running
   std::array<spec::Calibration, spec::kCalibrations> calibration_;
   std::array<DraftHabit, 2> habit_;     // greedy; temperature > 0

@@ -118,6 +118,8 @@ class Round {
 
   const RoundLimits& limits() const { return limits_; }
   int64_t capacity(int64_t rows) const { return ops_.capacity(rows); }
+  // Whether the backend records the work of a round's shape: then capacities are more than counts.
+  bool records() const { return capacity(kUncommonRows) != kUncommonRows; }
   int64_t vocab_size() const { return vocab_; }
   // Distinct experts of a layer for that many rows, were routing uniform.
   double expected_experts(int64_t rows) const;
@@ -129,6 +131,8 @@ class Round {
   std::span<const float> verify(const Stream& stream, const Tree& tree, bool poison_scratch);
 
  private:
+  static constexpr int64_t kUncommonRows = 9;
+
   // What the work of a round depends on besides memory: where it is recorded, counts are capacities.
   struct Shape {
     int64_t drafts = 0, depths = 0, candidates = 0;
@@ -142,6 +146,7 @@ class Round {
   // Before: the host lays the plan. round_plan.cpp
   Shape lay_plan(const RoundPlan& plan);
   void lay_streams(const RoundPlan& plan, Shape& shape);
+  void widen(Shape& shape) const;
   void lay_draft(std::span<const DecodeTask> tasks, Shape& shape);
   void lay_prompts(const RoundPlan& plan, Shape& shape);
   void send();

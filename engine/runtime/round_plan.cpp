@@ -6,6 +6,13 @@
 namespace kdt {
 namespace {
 
+// 1, 2, 3, 4, 6, 8, 12, 16 …
+int64_t coarse(int64_t n) {
+  int64_t power = 1;
+  while (power < n) power *= 2;
+  return n <= power / 4 * 3 ? power / 4 * 3 : power;
+}
+
 // A chain needs the best candidate alone; no node of a tree has a rank past its budget.
 int64_t candidates_of(const DecodePlan& plan) { return plan.spine && plan.budget <= plan.depths ? 1 : plan.budget; }
 
@@ -26,6 +33,7 @@ Round::Shape Round::lay_plan(const RoundPlan& plan) {
   shape.count_experts = plan.count_experts;
   shape.cut = plan.cut && shape.drafts > 0;
   if (shape.cut) *in_.cut.host = *plan.cut;
+  if (records() && shape.streams > 1) widen(shape);
   for (int64_t* count : {&shape.drafts, &shape.streams, &shape.rows, &shape.kept}) *count = ops_.capacity(*count);
   shape.rows = std::min(shape.rows, limits_.max_rows);
   shape.kept = std::min(shape.kept, limits_.max_rows);
@@ -35,6 +43,18 @@ Round::Shape Round::lay_plan(const RoundPlan& plan) {
   // As many as a lone stream has rows: fewer shapes are recorded.
   if (shape.candidates > 1) shape.candidates = std::min(ops_.capacity(shape.candidates + 1), max_candidates_);
   return shape;
+}
+
+// Streams come and go, and their trees grow and shrink: rounds of several get few shapes, since recording one takes as long
+// as some rounds. What is too much costs next to nothing: only live rows are worked on.
+void Round::widen(Shape& shape) const {
+  constexpr int64_t kFewest = 16;   // candidates: most trees need no more
+  shape.streams = coarse(shape.streams);
+  if (shape.drafts > 0) shape.drafts = shape.streams;
+  if (shape.candidates > 1) shape.candidates = std::max(kFewest, coarse(shape.candidates + 1)) - 1;
+  shape.rows = coarse(shape.rows);
+  shape.kept = coarse(shape.kept);
+  shape.logits = shape.scored + coarse(shape.logits - shape.scored);
 }
 
 void Round::lay_streams(const RoundPlan& plan, Shape& shape) {
@@ -98,6 +118,7 @@ void Round::lay_draft(std::span<const DecodeTask> tasks, Shape& shape) {
   *in_.n_drafts.host = static_cast<int32_t>(n);
   *in_.n_block_rows.host = *in_.n_candidate_rows.host = 0;
   if (n == 0) return;
+  if (records() && tasks.size() > 1) shape.depths = max_depths();
   const DraftConfig& config = drafter_->config();
   *in_.n_block_rows.host = static_cast<int32_t>(n * config.block_size);
   *in_.n_candidate_rows.host = static_cast<int32_t>(n * shape.depths);
