@@ -7,7 +7,7 @@ namespace kdt {
 namespace {
 
 constexpr int64_t kTreeBudget = 16;        // of mode tree, when none is given
-constexpr int64_t kAutoBudget = 63;        // the cost table ends at 64 rows
+constexpr int64_t kAutoBudget = spec::CostTable::kOneStream - 1;
 constexpr double kValueMemory = 0.8;       // whether to draft follows the last five drafts
 constexpr double kProbeMemory = 0.3;       // but a probe shows what has changed since
 constexpr int64_t kFirstProbe = 8, kLastProbe = 256;   // plain rounds between two probes of the drafter

@@ -10,6 +10,7 @@ constexpr double kRateMemory = 0.9;        // λ follows the last ten rounds or 
 constexpr double kRefineRate = 0.05;       // weight of one measured draft
 constexpr double kOutlier = 3.0;           // a draft that took this many times what was expected was disturbed
 constexpr auto kMeasureTime = std::chrono::milliseconds(60);   // a start should not be felt
+constexpr auto kRecordTime = std::chrono::milliseconds(250);   // where a backend records, it takes longer anyway
 
 }  // namespace
 
@@ -19,7 +20,8 @@ void RoundCosts::measure(Round& round, Stream& stream) {
   const PrefillTask prefill{&stream, prompt, true};
   round.run({{}, {&prefill, 1}, {}}, time);
   const auto start = std::chrono::steady_clock::now();
-  const auto out_of_time = [start] { return std::chrono::steady_clock::now() - start > kMeasureTime; };
+  const auto limit = round.records() ? kRecordTime : kMeasureTime;
+  const auto out_of_time = [start, limit] { return std::chrono::steady_clock::now() - start > limit; };
   // The first pass warms the caches; the fastest of the others is least disturbed by anything else on the machine.
   const auto fastest = [](auto&& pass) {
     pass();
@@ -35,7 +37,7 @@ void RoundCosts::measure(Round& round, Stream& stream) {
   const auto& sizes = spec::CostTable::kRows;
   for (size_t i = 0; i < sizes.size(); ++i) {
     // Sizes there was no time for follow the slope of those before: refined once a tree is as large.
-    const double seconds = i >= 2 && out_of_time()
+    const double seconds = i >= 2 && (out_of_time() || sizes[i] > round.limits().max_rows)
                                ? verify_.at(sizes[i - 1]) + (verify_.at(sizes[i - 1]) - verify_.at(sizes[i - 2])) *
                                      static_cast<double>(sizes[i] - sizes[i - 1]) /
                                      static_cast<double>(sizes[i - 1] - sizes[i - 2])
@@ -53,7 +55,7 @@ void RoundCosts::record_rounds(Round& round, Stream& stream) {
   const Stream before = stream;
   StageSeconds time;
   const spec::CutTables cut = cut_tables(1, 1, round.max_depths(), 1, 1);
-  const int64_t most = std::min(spec::CostTable::kRows.back(), round.limits().max_budget);
+  const int64_t most = std::min(spec::CostTable::kOneStream, round.limits().max_budget);
   for (int64_t rows = 1; rows <= most; rows = round.capacity(rows + 1)) {
     DecodeTask task{&stream, {}};
     task.plan.budget = rows - 1;

@@ -52,7 +52,7 @@ Engine::Engine(const EngineOptions& options, const OpsFactory& make_ops)
 
   ops_ = make_ops();
   const int64_t max_rows = std::max(options.prefill_chunk + options.max_streams + options.max_budget,
-                                    spec::CostTable::kRows.back());
+                                    spec::CostTable::kOneStream);
   // Both are opened before either is read: progress is of all there is to load.
   const Checkpoint checkpoint = Checkpoint::open(options.model_path, options.load);
   std::optional<Checkpoint> draft;

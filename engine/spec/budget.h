@@ -16,8 +16,10 @@ namespace kdt::spec {
 // What a round costs, in seconds, by verified rows; measured at start, refined while running.
 class CostTable {
  public:
-  static constexpr size_t kEntries = 14;
-  static constexpr std::array<int64_t, kEntries> kRows = {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64};
+  static constexpr size_t kEntries = 19;
+  static constexpr std::array<int64_t, kEntries> kRows = {1,  2,  3,  4,  5,  6,  8,   10,  12, 16,
+                                                          24, 32, 48, 64, 96, 128, 192, 256, 512};
+  static constexpr int64_t kOneStream = 64;      // rows of the largest tree that mode auto verifies for a lone stream
 
   void set(int64_t rows, double seconds);        // one of kRows
   // A measured round: moves the neighbouring entries towards it; the last two when it is larger than all of them.
