@@ -171,18 +171,24 @@ def test_histograms_are_whole(daemon):
     assert buckets == sorted(buckets) and buckets[-1] == metrics[f"kdtree:{name}_count"] > 0
 
 
+def logged(daemon, pattern):
+  """The first match of the pattern in the daemon's log, which may still be to come."""
+  end = time.monotonic() + 30
+  while not (line := re.search(pattern, daemon.log())):
+    assert time.monotonic() < end, daemon.log()
+    time.sleep(0.05)
+  return line
+
+
 def test_throughput_lines(daemon):
-  with open_stream(daemon):
-    time.sleep(1.5)
+  with open_stream(daemon, long_stream(speculate="chain")):
+    line = logged(daemon, r"Engine 000: Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
+                          r"Running: 1 reqs, Waiting: 0 reqs, KV cache usage: [\d.]+%, Prefix cache hit rate: [\d.]+%")
+    spec = logged(daemon, r"SpecDecoding metrics: Mean acceptance length: ([\d.]+), Accepted throughput: [\d.]+ tokens/s, "
+                          r"Drafted throughput: [\d.]+ tokens/s, Accepted: \d+ tokens, Drafted: \d+ tokens, "
+                          r"Per-position acceptance rate: [\d., ]+, Avg Draft acceptance rate: [\d.]+%")
+  assert float(line.group(1)) > 0 and float(spec.group(1)) >= 1
   daemon.until_idle()
-  line = re.search(r"Engine 000: Avg prompt throughput: [\d.]+ tokens/s, Avg generation throughput: ([\d.]+) tokens/s, "
-                   r"Running: 1 reqs, Waiting: 0 reqs, KV cache usage: [\d.]+%, Prefix cache hit rate: [\d.]+%",
-                   daemon.log())
-  assert line and float(line.group(1)) > 0, daemon.log()
-  spec = re.search(r"SpecDecoding metrics: Mean acceptance length: ([\d.]+), Accepted throughput: [\d.]+ tokens/s, "
-                   r"Drafted throughput: [\d.]+ tokens/s, Accepted: \d+ tokens, Drafted: \d+ tokens, "
-                   r"Per-position acceptance rate: [\d., ]+, Avg Draft acceptance rate: [\d.]+%", daemon.log())
-  assert spec and float(spec.group(1)) >= 1, daemon.log()
   time.sleep(1.2)
   n_lines = len(daemon.lines)
   time.sleep(1.2)
