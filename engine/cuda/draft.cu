@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kRowWarps * kWarp) draft_context_kernel(const 
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
   const int64_t row = unit / (2 * p.n_kv_heads);
   const int head = static_cast<int>(unit % (2 * p.n_kv_heads));     // keys, then values, as in kv and in a page
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   if (row >= p.n.get()) return;
   const int64_t position = p.position[row], page = p.streams[p.stream[row]].page_table[position / kTile];
   bf16* to = reinterpret_cast<bf16*>(p.pages + page * p.page_stride) + (head * kTile + position % kTile) * p.stride;
@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kRowWarps * kWarp) prepare_kernel(const __grid
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
   const int n_heads = b.n_heads + 2 * b.n_kv_heads, head = static_cast<int>(unit % n_heads);
   const int stream = static_cast<int>(unit / n_heads / b.block), row = static_cast<int>(unit / n_heads % b.block);
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   if (stream >= b.live()) return;
   const int64_t position = b.start[b.first_stream + stream] + row;
   const float* norm = p.q_norm;
@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(kFoldThreads, kM == 1 ? 2 : 1) draft_fold_kern
   memory.weights = memory.queries + p.columns * key_row;
   auto& shared = *reinterpret_cast<FoldShared*>(shared_memory + (memory.weights - tiles) + kWeightsBytes);
   zero_padding(tiles, tile_rows, key_row, p.row_bytes / 16);
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   if (stream >= b.live()) return;
 
   const int kv_head = blockIdx.y % b.n_kv_heads, first_column = blockIdx.y / b.n_kv_heads * p.columns;
@@ -249,8 +249,8 @@ template <int kM>
 __global__ void __launch_bounds__(kMergeThreads<kM>) draft_merge_kernel(const __grid_constant__ DraftMerge p) {
   const Blocks& b = p.blocks;
   const int64_t query = blockIdx.x, stream = query / b.columns() / b.n_kv_heads;
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   if (stream >= b.live()) return;
   const int column = static_cast<int>(query % b.columns()), kv_head = static_cast<int>(query / b.columns() % b.n_kv_heads);
   const int start = b.start[b.first_stream + stream], seen_from = b.first_seen(start, column);

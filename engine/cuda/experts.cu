@@ -192,9 +192,9 @@ __global__ void __launch_bounds__(kExpertThreads, kGroups == 1 ? 4 : 2)
       for (int i = 0; i < kRing; ++i)
         if (begin + i < end) weight(ring + i * kStage, lane);
     }
+    const int count = min(kTokens, p.routing.n.get() - group * kTokens);
     wait_for_previous();
     let_next_start();
-    const int count = min(kTokens, p.routing.n.get() - group * kTokens);
     if (count <= 0) {
       cp_async_commit();
       cp_async_wait<0>();
@@ -405,10 +405,12 @@ __global__ void __launch_bounds__(kExpertThreads, kGroups == 1 ? 5 : 3) down_ker
 // Four outputs a thread.
 __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ Combine p) {
   constexpr int kAtOnce = 8;
-  wait_for_previous();
   const int64_t row = blockIdx.y;
   const int j = (blockIdx.x * kCombineThreads + threadIdx.x) * 4;
-  if (row >= p.n.get() || j >= p.hidden) return;
+  const bool live = row < p.n.get() && j < p.hidden;
+  wait_for_previous();
+  let_next_start();
+  if (!live) return;
   const auto load = [&](const float* from, int64_t of) {
     return __ldcg(reinterpret_cast<const float4*>(from + of * p.hidden + j));
   };

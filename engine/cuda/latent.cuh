@@ -50,7 +50,6 @@ constexpr int64_t kSmallValueDims = 128, kMaxValueDims = 512, kMaxDraftDims = 25
 // Attention works on so many rows at a time: what it keeps for each, above all the sums of every segment, is large.
 constexpr int64_t kWorkBytes = int64_t{512} << 20;
 constexpr int64_t kMaxPassRows = 256, kLeastPassRows = 32;
-constexpr int64_t kPlanBytes = 16 << 10;
 
 inline int64_t work_row_bytes(int64_t n_heads, int64_t key_dims, int64_t max_context) {
   const int64_t segments = LatentSegments::count(max_context) + 1;
