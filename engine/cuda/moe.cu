@@ -1,4 +1,7 @@
 // The router, and the list of what its choices give each expert to do.
+#include <string>
+
+#include "base/error.h"
 #include "cuda/linear.cuh"
 #include "cuda/moe.cuh"
 
@@ -6,6 +9,7 @@ namespace kdt::cuda {
 namespace {
 
 constexpr int kRouteRows = 4;            // of a block, one a warp
+constexpr int kMostExperts = 1024;       // in the registers of a warp
 constexpr int kListThreads = 1024;
 constexpr size_t kListShared = 96 << 10;
 
@@ -29,44 +33,50 @@ __device__ inline uint32_t key_of(float value) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// A warp a row. Lane l looks after experts l, l + 32 …; it keeps the best of them that is not taken yet.
+// A warp a row. Lane l looks after experts l, l + 32 …, all in registers; it keeps the best of them that is not taken yet.
+template <int kSlots>
 __global__ void __launch_bounds__(kRouteRows* kWarp) choose_kernel(const __grid_constant__ Choose p) {
-  extern __shared__ __align__(16) std::byte shared[];
+  extern __shared__ float shared_scores[];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  auto* score = reinterpret_cast<float*>(shared) + static_cast<int64_t>(warp) * (2 * p.n_experts + p.k);
-  auto* key = reinterpret_cast<uint32_t*>(score + p.n_experts);
-  float* chosen = reinterpret_cast<float*>(key + p.n_experts);
-  let_next_start();
-  wait_for_previous();
+  float* chosen = shared_scores + warp * p.k;
+  float bias[kSlots];
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) bias[s] = s * kWarp + lane < p.n_experts ? p.bias[s * kWarp + lane] : 0.0f;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRouteRows + warp;
-  if (row >= p.n.get()) return;
+  const bool live = row < p.n.get();
+  wait_for_previous();
+  let_next_start();
+  if (!live) return;
 
-  uint32_t best_key = kTaken;
-  int best = p.n_experts;
-  const auto look = [&](int e) {
-    if (key[e] > best_key) best_key = key[e], best = e;   // ascending: of equals the lower one stays
-  };
-  for (int e = lane; e < p.n_experts; e += kWarp) {
-    score[e] = 1.0f / (1.0f + expf(-p.logits[row * p.n_experts + e]));
-    key[e] = key_of(score[e] + p.bias[e]);
-    look(e);
+  float score[kSlots];
+  uint32_t key[kSlots];
+  const float* logits = p.logits + row * p.n_experts;
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) score[s] = s * kWarp + lane < p.n_experts ? logits[s * kWarp + lane] : 0.0f;
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) {
+    score[s] = 1.0f / (1.0f + expf(-score[s]));
+    key[s] = s * kWarp + lane < p.n_experts ? key_of(score[s] + bias[s]) : kTaken;
   }
-  __syncwarp();
   float sum = 0;
   for (int rank = 0; rank < p.k; ++rank) {
+    uint32_t best_key = kTaken;
+    int best = p.n_experts;
+    float best_score = 0;
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s)
+      if (key[s] > best_key) best_key = key[s], best = s * kWarp + lane, best_score = score[s];   // of equals the lower
     const uint32_t top = __reduce_max_sync(0xffffffffu, best_key);
     const int winner = __reduce_min_sync(0xffffffffu, best_key == top ? best : p.n_experts);
-    sum += score[winner];
+    const float of_winner = __shfl_sync(0xffffffffu, best_score, winner % kWarp);
+    sum += of_winner;
     if (lane == 0) {
-      chosen[rank] = score[winner];
+      chosen[rank] = of_winner;
       p.expert[row * p.k + rank] = winner;
     }
-    if (winner % kWarp == lane) {
-      key[winner] = kTaken;
-      best_key = kTaken;
-      best = p.n_experts;
-      for (int e = lane; e < p.n_experts; e += kWarp) look(e);
-    }
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s)
+      if (s * kWarp + lane == winner) key[s] = kTaken;
   }
   __syncwarp();
   for (int rank = lane; rank < p.k; rank += kWarp)
@@ -81,13 +91,13 @@ __global__ void __launch_bounds__(kListThreads) list_kernel(const __grid_constan
   const int runs = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   int32_t* total = count + runs * p.n_experts;                 // [n_experts]
   int32_t* first = total + p.n_experts;                        // [n_experts] an expert's first item
-  let_next_start();
   for (int i = threadIdx.x; i < p.n_experts; i += blockDim.x) {
     prefetch_table(p.gate_up, p.n_experts, i);
     prefetch_table(p.down, p.n_experts, i);
   }
   for (int i = threadIdx.x; i < runs * p.n_experts; i += blockDim.x) count[i] = 0;
   wait_for_previous();
+  let_next_start();
   __syncthreads();
 
   const int n_pairs = p.n.get() * p.k;
@@ -154,13 +164,17 @@ __global__ void __launch_bounds__(kListThreads) list_kernel(const __grid_constan
 void CudaOps::route(const RouteArgs& args) {
   if (args.n.most == 0) return;
   dense(stream_, {args.n, static_cast<const bf16*>(args.x), *args.gate, args.scores, DenseOut::fp32});
-  const size_t shared = static_cast<size_t>(kRouteRows * (2 * args.n_experts + args.k)) * 4;
-  check(cudaFuncSetAttribute(choose_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-        "choose_kernel");
   const Choose choose{LiveRows(args.n), static_cast<int32_t>(args.n_experts), static_cast<int32_t>(args.k), args.scores,
                       args.bias, args.normalise, args.scaling, args.expert, args.weight};
-  launch_overlapping("choose_kernel", choose_kernel, dim3(static_cast<unsigned>(divide_up(args.n.most, kRouteRows))),
-                     kRouteRows * kWarp, shared, stream_, choose);
+  const auto run = [&](auto kernel) {
+    launch_overlapping("choose_kernel", kernel, dim3(static_cast<unsigned>(divide_up(args.n.most, kRouteRows))),
+                       kRouteRows * kWarp, static_cast<size_t>(kRouteRows * args.k) * sizeof(float), stream_, choose);
+  };
+  if (args.n_experts > kMostExperts)
+    fail(Status::unsupported, "n_routed_experts", std::to_string(args.n_experts), "at most 1024 on a GPU");
+  if (args.n_experts <= 2 * kWarp) run(choose_kernel<2>);
+  else if (args.n_experts <= 12 * kWarp) run(choose_kernel<12>);
+  else run(choose_kernel<kMostExperts / kWarp>);
 }
 
 void list_work(cudaStream_t stream, const ListArgs& args) {
