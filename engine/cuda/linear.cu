@@ -1,7 +1,8 @@
 // Products with BF16 weights. Few rows: weights are read once, at the memory's speed, whatever the number of rows.
 //
-// A block owns two or four tiles of outputs for up to 64 rows. Its eight warps share out the inputs, in contiguous ranges of
-// K steps; where tiles are few, up to eight blocks of a cluster share them out further. How they are shared out depends on
+// Up to sixteen rows are for linear_few.cu where it takes them. Here a block owns two to five tiles of outputs for up to 64
+// rows. Its eight warps share out the inputs, in contiguous ranges of K steps; where tiles are few, up to eight blocks of a
+// cluster share them out further. How they are shared out depends on
 // the shape of the weight alone, every warp adds up its steps in ascending order, and the sums are added in the order of
 // warps, then of blocks: an output has the same bits whoever else is in the pass, and whichever variant of the kernel runs.
 //
@@ -10,33 +11,17 @@
 #include <cooperative_groups.h>
 
 #include "base/error.h"
-#include "cuda/linear.cuh"
+#include "cuda/linear_product.cuh"
 
 namespace kdt::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = kParts;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kMaxRanks = 8;          // blocks of a portable cluster
 constexpr int64_t kEnoughBlocks = 192;   // of two tiles: more are not split further. A constant, as bits depend on it
 constexpr int64_t kLeastSteps = 4;    // of a warp, for a split to pay
-constexpr int kTokens = 8;            // of a group: columns of an mma
 constexpr int kABytes = 16, kBBytes = 8;   // of a lane's fragments
-
-struct Product {
-  LiveRows n;
-  const bf16* x;
-  RowLayout x_rows;
-  bool copied;                        // rows of x can be copied by 8 bytes
-  int32_t n_in;
-  const bf16* weight;
-  int32_t tiles, steps;
-  int32_t warp_steps;                 // K steps of a warp
-  void* out;
-  RowLayout out_rows;
-  int32_t n_out;
-  DenseOut kind;
-};
 
 // Bytes of a ring's stage, of one warp.
 template <int kGroups, int kTiles>
@@ -69,39 +54,16 @@ __device__ inline const float* of_block(float* shared, int rank) {
 #endif
 }
 
-// An output of a row, from its sums: of `up` where the kind has one.
-__device__ inline void put(const Product& p, int64_t at, float sum, float up) {
-  auto* out = static_cast<bf16*>(p.out);
-  switch (p.kind) {
-    case DenseOut::bf16: out[at] = __float2bfloat16_rn(sum); break;
-    case DenseOut::add: out[at] = __float2bfloat16_rn(__bfloat162float(out[at]) + sum); break;
-    case DenseOut::fp32: static_cast<float*>(p.out)[at] = sum; break;
-    case DenseOut::swiglu: out[at] = __float2bfloat16_rn(sum / (1.0f + expf(-sum)) * up); break;
-  }
-}
-
 // The compiler would work an address out anew at every use.
 __device__ inline const std::byte* kept(const void* address) {
   asm volatile("" : "+l"(address));
   return static_cast<const std::byte*>(address);
 }
 
-__device__ inline uint4 shared16(uint32_t from) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
-  return v;
-}
-__device__ inline uint2 shared8(uint32_t from) {
-  uint2 v;
-  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(from) : "memory");
-  return v;
-}
-
 // Grid: x blocks that share out inputs, a cluster; y chunks of rows; z sets of tiles. Blocks that read the same weights
 // follow one another.
 template <int kGroups, int kTiles, int kStages>
-__global__ void __launch_bounds__(kThreads, kGroups > 4 ? 1 : 2) dense_kernel(const __grid_constant__ Product p) {
+__global__ void __launch_bounds__(kThreads, kGroups > 4 || kTiles > 4 ? 1 : 2) dense_kernel(const __grid_constant__ Product p) {
   constexpr int kStage = kStageBytes<kGroups, kTiles>, kRing = kStages * kStage;
   constexpr int kRows = kGroups * kTokens, kOutputs = kTiles * static_cast<int>(kTileRows);
   constexpr int kStride = kSumStride<kTiles>, kWarpSums = kRows * kStride;
@@ -135,9 +97,9 @@ __global__ void __launch_bounds__(kThreads, kGroups > 4 ? 1 : 2) dense_kernel(co
   // The first chunk has rows, as good as always: its weights are under way while the kernel before, that of x, still runs.
   const int first_row = static_cast<int>(blockIdx.y) * kRows;
   if (first_row == 0) fetch_first_weights();
+  const int live = p.n.get();
   wait_for_previous();
   let_next_start();
-  const int live = p.n.get();
   if (first_row >= live) {   // the whole cluster alike
     cp_async_commit();
     cp_async_wait<0>();
@@ -284,16 +246,23 @@ void dense(cudaStream_t stream, const DenseArgs& args) {
       w.n_in % kStepInputs == 0 && args.x_rows.stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % kBBytes == 0;
   const Product product{LiveRows(args.n), args.x, args.x_rows, copied, static_cast<int32_t>(w.n_in),
                         static_cast<const bf16*>(w.data), static_cast<int32_t>(tiles), static_cast<int32_t>(steps),
-                        static_cast<int32_t>(divide_up(steps, ranks * kWarps)), args.out, args.out_rows,
+                        static_cast<int32_t>(ranks), static_cast<int32_t>(divide_up(steps, ranks * kWarps)), args.out, args.out_rows,
                         static_cast<int32_t>(gated ? w.n_out / 2 : w.n_out), args.kind};
+  if (few_rows(stream, product, shared_limit())) return;
   const auto run = [&](auto variant) { variant(stream, product, ranks); };
-  // More tiles a block: fewer reads of activations. Fewer: more blocks.
-  constexpr int64_t kEnoughQuads = 100;
-  const bool quads = divide_up(tiles, 4) * ranks >= kEnoughQuads;
+  // More tiles a block: fewer reads of activations. Fewer: more blocks. Where a block fills a multiprocessor, clusters of four
+  // leave some of those idle: with five tiles there are few enough. Tiles of gate and up are a pair.
+  constexpr int64_t kEnoughQuads = 100, kDeep = 256;
+  const bool quads = divide_up(tiles, 4) * ranks >= kEnoughQuads, deep = steps >= kDeep && !gated;
+  const bool room = shared_limit() >= kSharedBytes<8, 5, 5>;
   if (args.n.most <= kTokens) run(launch<1, 2, 8>);
   else if (args.n.most <= 2 * kTokens && !quads) run(launch<2, 2, 8>);
   else if (args.n.most <= 2 * kTokens) run(launch<2, 4, 4>);
-  else if (args.n.most <= 4 * kTokens || shared_limit() < kSharedBytes<8, 4, 5>) run(launch<4, 4, 4>);
+  else if (args.n.most <= 4 * kTokens && deep && room) run(launch<4, 5, 4>);
+  else if (args.n.most <= 4 * kTokens && !gated) run(launch<4, 2, 6>);
+  else if (args.n.most <= 4 * kTokens || !room) run(launch<4, 4, 4>);
+  else if (args.n.most <= 8 * kTokens && deep) run(launch<8, 5, 5>);
+  else if (args.n.most <= 8 * kTokens && !gated) run(launch<4, 4, 4>);
   else run(launch<8, 4, 5>);
 }
 
