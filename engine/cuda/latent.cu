@@ -2,11 +2,12 @@
 #include "cuda/latent.cuh"
 
 #include "base/error.h"
+#include "cuda/norm.cuh"
 
 namespace kdt::cuda {
 namespace {
 
-constexpr int kWriteThreads = 128;
+constexpr int kWriteThreads = 128;     // that sum the squares of a latent
 constexpr int kCommitWarps = 4;
 
 // Where a committed row at `position` of a stream lies.
@@ -29,41 +30,53 @@ struct LatentWrite {
   void* pages;
   int64_t page_stride;
   bf16* scratch;
+  Norm q;                              // of the queries' latent
+  int32_t q_threads;
 };
 
-// A block a row. Threads take elements thread, thread + 128, … of the latent; their sums meet in one order.
-__global__ void __launch_bounds__(kWriteThreads) latent_write_kernel(const __grid_constant__ LatentWrite p) {
-  const int row = blockIdx.x;
-  let_next_start();
-  wait_for_previous();
-  if (row >= p.n.get()) return;
-  const int thread = threadIdx.x;
+// A block a row, and (y = 1) one for its queries' latent. Threads take elements thread, thread + 128, … of the latent; their
+// sums meet in one order.
+__global__ void __launch_bounds__(kNormThreads) latent_write_kernel(const __grid_constant__ LatentWrite p) {
+  const int row = blockIdx.x, thread = threadIdx.x;
+  const bool live = row < p.n.get();
+  const auto begin = [&] {
+    wait_for_previous();
+    let_next_start();
+    return live;
+  };
+  if (blockIdx.y == 1) return norm_row(p.q, row, p.q_threads, begin);
   const bf16* from = p.kv + row * p.kv_stride;
-  const int64_t position = p.position[row];
-  bf16* to = p.parent[row] >= 0 ? p.scratch + static_cast<int64_t>(row) * p.stride
-                                : page_row(p.pages, p.page_stride, p.streams[p.stream[row]], position, p.stride);
+  const int64_t position = live ? p.position[row] : 0;
+  bf16* to = nullptr;
+  if (live)
+    to = p.parent[row] >= 0 ? p.scratch + static_cast<int64_t>(row) * p.stride
+                            : page_row(p.pages, p.page_stride, p.streams[p.stream[row]], position, p.stride);
+  if (!begin()) return;
   float sum = 0;
-  for (int d = thread; d < p.kv_lora; d += kWriteThreads) {
-    const float x = __bfloat162float(from[d]);
-    sum = fmaf(x, x, sum);
-  }
   __shared__ float of_warps[kWriteThreads / kWarp];
-  sum = warp_sum(sum);
-  if (thread % kWarp == 0) of_warps[thread / kWarp] = sum;
+  if (thread < kWriteThreads) {
+    for (int d = thread; d < p.kv_lora; d += kWriteThreads) {
+      const float x = __bfloat162float(from[d]);
+      sum = fmaf(x, x, sum);
+    }
+    sum = warp_sum(sum);
+    if (thread % kWarp == 0) of_warps[thread / kWarp] = sum;
+  }
   __syncthreads();
   sum = __fadd_rn(__fadd_rn(of_warps[0], of_warps[1]), __fadd_rn(of_warps[2], of_warps[3]));
   const float scale = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(p.kv_lora)), p.eps));
-  for (int d = thread; d < p.kv_lora; d += kWriteThreads)
+  const int threads = blockDim.x;
+  for (int d = thread; d < p.kv_lora; d += threads)
     to[d] = __float2bfloat16_rn(__fmul_rn(__fmul_rn(__bfloat162float(from[d]), scale), p.norm_weight[d]));
 
   const int half = static_cast<int>(p.rope.dim / 2);
-  for (int i = thread; i < half; i += kWriteThreads) {
+  for (int i = thread; i < half; i += threads) {
     const float a = __bfloat162float(from[p.kv_lora + 2 * i]), b = __bfloat162float(from[p.kv_lora + 2 * i + 1]);
     const float2 turned = rotated(a, b, p.rope.cos[position * half + i], p.rope.sin[position * half + i]);
     to[p.kv_lora + 2 * i] = __float2bfloat16_rn(turned.x);
     to[p.kv_lora + 2 * i + 1] = __float2bfloat16_rn(turned.y);
   }
-  for (int d = p.kv_lora + 2 * half + thread; d < p.stride; d += kWriteThreads) to[d] = __float2bfloat16_rn(0.0f);
+  for (int d = p.kv_lora + 2 * half + thread; d < p.stride; d += threads) to[d] = __float2bfloat16_rn(0.0f);
 }
 
 struct Commit {
@@ -81,8 +94,8 @@ struct Commit {
 // A warp a row and layer (y). Scratch rows and page slots never overlap, so the order does not matter.
 __global__ void __launch_bounds__(kCommitWarps * kWarp) commit_kernel(const __grid_constant__ Commit p) {
   const int kept = blockIdx.x * kCommitWarps + threadIdx.x / kWarp;
-  let_next_start();
   wait_for_previous();
+  let_next_start();
   if (kept >= p.n.get()) return;
   const int64_t row = p.row[kept];
   if (p.parent[row] < 0) return;   // it is in its page already
@@ -110,9 +123,13 @@ void CudaOps::latent_write(const LatentWriteArgs& args) {
                           static_cast<const bf16*>(args.kv), args.kv_stride, args.norm_weight, args.eps, args.rope,
                           static_cast<int32_t>(args.kv_lora),
                           static_cast<int32_t>(row_stride(args.kv_lora + args.rope.dim)), args.pages,
-                          static_cast<int64_t>(args.page_stride), static_cast<bf16*>(args.scratch)};
-  const dim3 blocks(static_cast<unsigned>(rows.n.most));
-  launch_overlapping("latent_write_kernel", latent_write_kernel, blocks, kWriteThreads, 0, stream_, write);
+                          static_cast<int64_t>(args.page_stride), static_cast<bf16*>(args.scratch),
+                          {LiveRows(rows.n), static_cast<int32_t>(args.q_width), args.eps, static_cast<const bf16*>(args.q),
+                           {args.kv_stride}, args.q_norm_weight, static_cast<bf16*>(args.q_out), {}},
+                          static_cast<int32_t>(norm_threads(args.q_width))};
+  const dim3 blocks(static_cast<unsigned>(rows.n.most), args.q ? 2 : 1);
+  const auto threads = static_cast<unsigned>(std::max<int64_t>(kWriteThreads, args.q ? write.q_threads : 0));
+  launch_overlapping("latent_write_kernel", latent_write_kernel, blocks, threads, 0, stream_, write);
 }
 
 void CudaOps::commit(const CommitArgs& args) {

@@ -126,8 +126,8 @@ void Kimi::attention(const ForwardArgs& args, const Layer& layer, int64_t index)
   ops_.rms_norm({n, c.hidden_size, x_.data(), layer.input_norm.as<float>(), eps, h_.data()});
   ops_.linear({n, h_.data(), &layer.qkv_a, qkv_a_.data()});
   ops_.latent_write({args.rows, args.streams, kv, qkv_width, layer.kv_norm.as<float>(), eps, rope_.view(), c.kv_lora_rank,
-                     pages, args.cache.page_stride, scratch});
-  ops_.rms_norm({n, c.q_lora_rank, qkv_a_.data(), layer.q_norm.as<float>(), eps, q_lora_.data(), {qkv_width}});
+                     pages, args.cache.page_stride, scratch, qkv_a_.data(), c.q_lora_rank, layer.q_norm.as<float>(),
+                     q_lora_.data()});
   ops_.linear({n, q_lora_.data(), &layer.q_b, q_.data()});
   ops_.mla_attention({args.rows, args.streams, q_.data(), layer.w_uk, layer.w_uv, c.n_heads, c.qk_nope_dim,
                       c.kv_lora_rank, c.v_head_dim, rope_.view(), score_scale_, pages, args.cache.page_stride, scratch,

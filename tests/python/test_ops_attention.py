@@ -42,11 +42,11 @@ class Mla:
     page, scratch, _ = backend.page_sizes(self.lora, self.rope, n_rows + SPARE)
     return Guarded((n_pages, page + 128), np.uint8, aligned=True), Guarded((scratch,), np.uint8, aligned=True)
 
-  def write(self, backend, rows, tables, kv, pages, scratch):
+  def write(self, backend, rows, tables, kv, pages, scratch, q=(None, 0, None, None)):
     padded = np.full((len(kv), self.lora + self.rope + 3), np.nan, np.float32)
     padded[:, :-3] = kv
     backend.call("latent_write", rows, tables, len(tables), backend.rows_in(padded), padded.shape[1], self.norm, EPS,
-                 self.cos, self.sin, self.rope, self.lora, pages, pages.array.strides[0], scratch)
+                 self.cos, self.sin, self.rope, self.lora, pages, pages.array.strides[0], scratch, *q)
     assert (pages.check()[:, -128:] == 0xFF).all()
     scratch.check()
 
@@ -238,6 +238,30 @@ def test_draft_node_is_the_committed_token(backends, shape, style, seed, context
     places = np.concatenate((np.arange(s.context), s.context + s.depth))
     want = layer.want(np.concatenate((s.old_kv, s.kv)), s.q, places, seen)
     layer.check(tree_bits[row_of[i]], want)
+
+
+@pytest.mark.parametrize("shape,width", [(SHAPES[0], 96), (SHAPES[2], 5), (SHAPES[4], 500)])
+def test_latent_write_with_the_norm_of_queries(backends, shape, width):
+  """Both are what they are alone. Rows of queries are as far apart as those of kv."""
+  rng = np.random.default_rng(width)
+  layer, n, tables = Mla(backends, rng, shape), 7, np.array([[1, 0]], np.int32)
+  kv, _ = layer.tokens(rng, n)
+  q = backends.normal(rng, n, kv.shape[1] + 3, scale=3)
+  norm = rng.uniform(0.5, 1.5, width).astype(np.float32)
+  rows = Rows(np.arange(60, 60 + n), parent=[-1, 0, 1, 1, 0, -1, -1], visible=[61] * 5 + [66, 67])
+  for backend in backends:
+    want = layer.memory(backend, 2, n)
+    layer.write(backend, rows, tables, kv, *want)
+    want_q = backend.rms_norm(q[:, :width].copy(), norm, EPS)
+
+    def both():
+      pages, scratch = layer.memory(backend, 2, n)
+      out = backend.rows_out((n, width))
+      layer.write(backend, rows, tables, kv, pages, scratch, (backend.rows_in(q), width, norm, out))
+      return pages.check(), scratch.check(), out.check()
+
+    for pages, scratch, out in (both(), with_spare(backend, both)):
+      assert same_bits(pages, want[0].array) and same_bits(scratch, want[1].array) and same_bits(out, want_q)
 
 
 def test_commit_of_layers(backends):
