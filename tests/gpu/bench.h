@@ -44,6 +44,15 @@ class Bench {
   T* space(int64_t count) {
     return memory_.emplace_back(ops_.allocate(static_cast<size_t>(count) * sizeof(T))).template as<T>();
   }
+  // The same, of random BF16 values; large ones repeat.
+  std::byte* filled(int64_t bytes) {
+    constexpr int64_t kPiece = 8 << 20;
+    const std::byte* values = random_bytes(kPiece);
+    Buffer& made = memory_.emplace_back(ops_.allocate(static_cast<size_t>(bytes)));
+    for (int64_t at = 0; at < bytes; at += kPiece)
+      ops_.copy_in(made, static_cast<size_t>(at), values, static_cast<size_t>(std::min(kPiece, bytes - at)));
+    return made.as<std::byte>();
+  }
   void forget_memory() { memory_.clear(); }
 
   // BF16 of about unit size, random signs and bits: what a multiplier does with zeros says nothing.

@@ -99,17 +99,20 @@ void bench_row_ops(Bench& bench) {
   }
 }
 
-// One stream with a context, and a tree of nodes below its root, each of a random earlier one.
+// Streams with a context each, and a tree of n nodes below each one's root, each of a random earlier one.
 struct TreeRows {
   std::vector<int32_t> token, position, stream, parent, visible;
-  TreeRows(Bench& bench, int64_t context, int64_t n) : token(n, 0), stream(n, 0) {
-    std::vector<int32_t> depth;
-    for (int64_t i = 0; i < n; ++i) {
-      const int32_t above = i == 0 ? -1 : static_cast<int32_t>(bench.random()() % static_cast<uint64_t>(i));
-      depth.push_back(i == 0 ? 0 : depth[static_cast<size_t>(above)] + 1);
-      parent.push_back(above);
-      position.push_back(static_cast<int32_t>(context) + depth.back());
-      visible.push_back(static_cast<int32_t>(context) + 1);
+  TreeRows(Bench& bench, int64_t context, int64_t n, int64_t streams = 1) : token(n * streams, 0) {
+    for (int64_t s = 0; s < streams; ++s) {
+      std::vector<int32_t> depth;
+      for (int64_t i = 0; i < n; ++i) {
+        const int32_t above = i == 0 ? -1 : static_cast<int32_t>(bench.random()() % static_cast<uint64_t>(i));
+        depth.push_back(i == 0 ? 0 : depth[static_cast<size_t>(above)] + 1);
+        stream.push_back(static_cast<int32_t>(s));
+        parent.push_back(i == 0 ? -1 : static_cast<int32_t>(s * n) + above);
+        position.push_back(static_cast<int32_t>(context) + depth.back());
+        visible.push_back(static_cast<int32_t>(context) + 1);
+      }
     }
   }
   Rows put(Bench& bench) const {
@@ -122,47 +125,53 @@ MatrixGroup head_matrices(Bench& bench, int64_t n_out, int64_t n_in) {
   return bench.ops().group(several(kHeads, [&] { return upload(bench, n_out, n_in); }));
 }
 
-void bench_mla(Bench& bench, int64_t context) {
+void bench_mla(Bench& bench, int64_t context, int64_t n_streams, std::vector<int64_t> nodes) {
   Ops& ops = bench.ops();
   const size_t page_bytes = ops.latent_page_bytes(kLora, kRope);
-  const int64_t n_pages = (context + 2 * kPageTokens) / kPageTokens, most = n_pages * kPageTokens;
-  const int64_t kv_bytes = 2 * context * (kLora + kRope), head_bytes = 2 * kHeads * kLora * (kNope + kVHead);
+  const int64_t own_pages = (context + 2 * kPageTokens) / kPageTokens, most = own_pages * kPageTokens;
+  const int64_t n_pages = own_pages * n_streams, most_rows = n_streams * nodes.back();
+  const int64_t kv_bytes = 2 * n_streams * context * (kLora + kRope), head_bytes = 2 * kHeads * kLora * (kNope + kVHead);
   const int64_t layers = Bench::layers(kv_bytes + head_bytes);
-  std::vector<int32_t> table(static_cast<size_t>(n_pages));
-  for (int64_t i = 0; i < n_pages; ++i) table[static_cast<size_t>(i)] = static_cast<int32_t>(n_pages - 1 - i);
-  const StreamPages* streams = bench.put(std::vector<StreamPages>{{bench.put(table)}});
-  auto* pages = bench.activations(n_pages * layers, static_cast<int64_t>(page_bytes / 2));
-  auto* scratch = bench.activations(1, static_cast<int64_t>(ops.latent_scratch_bytes(16, kLora, kRope) / 2));
+  std::vector<StreamPages> of_streams;
+  for (int64_t s = 0; s < n_streams; ++s) {
+    std::vector<int32_t> table;
+    for (int64_t i = 0; i < own_pages; ++i) table.push_back(static_cast<int32_t>(n_pages - 1 - (i * n_streams + s)));
+    of_streams.push_back({bench.put(table)});
+  }
+  const StreamPages* streams = bench.put(of_streams);
+  const std::byte* pages = bench.filled(n_pages * layers * static_cast<int64_t>(page_bytes));
+  auto* scratch = bench.activations(1, static_cast<int64_t>(ops.latent_scratch_bytes(most_rows, kLora, kRope) / 2));
   const auto* angle = bench.put(std::vector<float>(static_cast<size_t>(most * kRope / 2), 0.7f));
   std::vector<MatrixGroup> uk, uv;
   for (int64_t i = 0; i < layers; ++i) {
     uk.push_back(head_matrices(bench, kLora, kNope));
     uv.push_back(head_matrices(bench, kVHead, kLora));
   }
-  auto* work = bench.space<std::byte>(static_cast<int64_t>(ops.attention_work_bytes(16, kHeads, kLora + kRope, most)));
-  Act* q = bench.activations(16, kHeads * (kNope + kRope));
-  Act* out = bench.space<uint16_t>(16 * kHeads * kVHead);
-  for (int64_t n : {1, 16}) {
-    const Rows rows = TreeRows(bench, context, n).put(bench);
-    bench.time("mla_attention", "8 heads, context " + std::to_string(context), n,
-               static_cast<double>(kv_bytes + head_bytes), layers, [&](int64_t i) {
-                 MlaAttentionArgs args{};
-                 args.rows = rows;
-                 args.streams = streams;
-                 args.q = q;
-                 args.w_uk = uk[static_cast<size_t>(i)];
-                 args.w_uv = uv[static_cast<size_t>(i)];
-                 args.n_heads = kHeads, args.nope = kNope, args.kv_lora = kLora, args.v_head = kVHead;
-                 args.rope = {angle, angle, kRope};
-                 args.scale = 0.1f;
-                 args.pages = reinterpret_cast<const std::byte*>(pages) + static_cast<size_t>(i) * page_bytes;
-                 args.page_stride = static_cast<size_t>(layers) * page_bytes;
-                 args.scratch = scratch;
-                 args.max_context = most;
-                 args.work = work;
-                 args.out = out;
-                 ops.mla_attention(args);
-               });
+  auto* work =
+      bench.space<std::byte>(static_cast<int64_t>(ops.attention_work_bytes(most_rows, kHeads, kLora + kRope, most)));
+  Act* q = bench.activations(most_rows, kHeads * (kNope + kRope));
+  Act* out = bench.space<uint16_t>(most_rows * kHeads * kVHead);
+  const std::string shape = std::to_string(n_streams) + " streams, context " + std::to_string(context);
+  for (int64_t n : nodes) {
+    const Rows rows = TreeRows(bench, context, n, n_streams).put(bench);
+    bench.time("mla_attention", shape, n * n_streams, static_cast<double>(kv_bytes + head_bytes), layers, [&](int64_t i) {
+      MlaAttentionArgs args{};
+      args.rows = rows;
+      args.streams = streams;
+      args.q = q;
+      args.w_uk = uk[static_cast<size_t>(i)];
+      args.w_uv = uv[static_cast<size_t>(i)];
+      args.n_heads = kHeads, args.nope = kNope, args.kv_lora = kLora, args.v_head = kVHead;
+      args.rope = {angle, angle, kRope};
+      args.scale = 0.1f;
+      args.pages = pages + static_cast<size_t>(i) * page_bytes;
+      args.page_stride = static_cast<size_t>(layers) * page_bytes;
+      args.scratch = scratch;
+      args.max_context = most;
+      args.work = work;
+      args.out = out;
+      ops.mla_attention(args);
+    });
   }
 }
 
@@ -216,7 +225,11 @@ void bench_experts(Bench& bench) {
 void bench_attention(Bench& bench) {
   if (!bench.wants("mla_attention")) return;
   for (int64_t context : {1024, 8192, 32768}) {
-    bench_mla(bench, context);
+    bench_mla(bench, context, 1, {1, 16});
+    bench.forget_memory();
+  }
+  for (int64_t context : {1024, 32768}) {
+    bench_mla(bench, context, 8, {16});
     bench.forget_memory();
   }
 }
