@@ -19,6 +19,10 @@ import pathlib
 import sys
 from collections.abc import Callable
 
+import checkout_python
+
+checkout_python.demand("pyclient", "numpy")
+
 from pyclient._errors import KdtreeError
 from sharding import real_checks as checks
 
@@ -59,6 +63,8 @@ def parse_arguments() -> argparse.Namespace:
   args = parser.parse_args()
   if args.per_layer < 0 or args.max_tokens < 1 or not args.tolerance >= 0:
     parser.error("--per-layer, --max-tokens, --tolerance: expected 0 or more, 1 or more, 0 or more")
+  if args.draft and (args.draft / "manifest.json").exists():
+    parser.error(f"--draft: {args.draft}: shards: expected the directory that the drafter was downloaded to")
   if args.fixture and not args.run:
     parser.error("--fixture: expected --run with it")
   return args

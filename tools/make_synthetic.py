@@ -25,6 +25,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import checkout_python
+
+checkout_python.demand("numpy", "tqdm", "pyclient")
+
 import numpy as np
 from sharding.kimi_layout import GROUP, Tensor, checkpoint_files, drafter_tensors, text_of
 from tqdm import tqdm

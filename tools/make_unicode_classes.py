@@ -6,6 +6,7 @@ installed tiktoken uses, whatever the distribution's libraries know. Run it agai
 
     make_unicode_classes.py [OUT]
 """
+import argparse
 import pathlib
 import sys
 
@@ -34,7 +35,10 @@ def members(pattern: str, characters: str) -> set[str]:
 
 def main() -> None:
     root = pathlib.Path(__file__).resolve().parent.parent
-    out = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else root / "engine/text/unicode_classes.cpp"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=pathlib.Path, default=root / "engine/text/unicode_classes.cpp",
+                        help="the file to write [default: %(default)s]")
+    out = parser.parse_args().out
     characters = "".join(chr(c) for c in range(0x110000) if c not in SURROGATES)
     sets = [members(pattern, characters) for pattern in CLASSES]
     spaces = {c for c in characters if c.isspace()}

@@ -20,6 +20,10 @@ import shutil
 import sys
 from typing import Any
 
+import checkout_python
+
+checkout_python.demand("pyclient", "tqdm")
+
 from pyclient._errors import KdtreeError
 from sharding.library import Sharding, file_checksum
 from sharding.rank_files import JOURNAL, MANIFEST, PARTIAL, Journal, RankFiles, ShardError, header_of, write_whole

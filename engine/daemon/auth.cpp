@@ -69,7 +69,12 @@ ApiKeys ApiKeys::load(const std::string& path) {
     keys.add(read_key_file(path), path);
     if (!keys.required()) fail_run(path, "no key", "API keys, one a line");
   }
-  if (const char* text = std::getenv(kVariable)) keys.add(text, kVariable);
+  // Empty is as good as not set; anything else is meant to lock the door.
+  if (const char* text = std::getenv(kVariable); text && *text != '\0') {
+    const size_t before = keys.keys_.size();
+    keys.add(text, kVariable);
+    if (keys.keys_.size() == before) fail_run(kVariable, "no key", "API keys, one a line; `#` begins a comment");
+  }
   return keys;
 }
 

@@ -223,6 +223,9 @@ BenchReport Bench::run() {
 int BenchCommand::run() {
   settle_modes();
   const Engine loaded(engine.to_options());
+  const auto context = loaded.info().at("max_context").get<int64_t>();
+  if (prefill >= context)
+    fail_usage(flags.source("--prefill"), std::to_string(prefill), "less than the context, " + std::to_string(context));
   std::vector<BenchPrompt> set = load_bench_prompts(loaded, prompts, kinds, prompts_per_kind);
   const uint64_t seed = sampling.seed.value_or(0);
   const BenchSettings settings{max_tokens, repeat, sampling.temperature, seed, ignore_eos, set.size()};

@@ -165,6 +165,10 @@ int StreamsBench::run() {
     modes = {*parse_mode("off")};
   }
   const Engine loaded(engine.to_options());
+  const auto context = loaded.info().at("max_context").get<int64_t>();
+  if (prefill + 2 > context)
+    fail_usage(flags.source("--prefill"), std::to_string(prefill), "at most " + std::to_string(context - 2) +
+               ": two tokens follow in a context of " + std::to_string(context));
   const InterruptScope scope;
   const std::vector<BenchPrompt> prompts = load_bench_prompts(loaded, "", {}, 0);
   std::vector<Row> rows;

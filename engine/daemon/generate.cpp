@@ -71,7 +71,7 @@ void GenerateCommand::declare() {
                                       {"chain", KDT_SPECULATE_CHAIN},
                                       {"tree", KDT_SPECULATE_TREE}}),
               "auto; off with --model and no --draft", "How drafts are made. Changes no token of the output");
-  flags.value("--budget", integer_form(budget, 1, 1024), "16 for tree, the block for chain, 63 for auto",
+  flags.value("--budget", integer_form(budget, 1, 1024), "16 for tree, the block less one for chain, 63 for auto",
               "Draft nodes per round, without the root");
   sampling.declare(flags, "random, and reported");
   flags.toggle("--ignore-eos", ignore_eos, "Stop tokens are ordinary tokens");

@@ -139,13 +139,16 @@ asio::awaitable<bool> HttpConnection::read_request() {
   clear_deadline();
   if (error) co_return co_await refuse(error);
   if (!take_head()) co_return co_await refuse(http::make_error_code(http::error::bad_target));
+  if (!framed_as_read()) co_return co_await refuse(http::make_error_code(http::error::bad_transfer_encoding));
+  if (parser_->get().version() >= 11 && parser_->get().count(http::field::host) != 1)
+    co_return co_await refuse(http::make_error_code(http::error::bad_field));
 
   if (std::optional<HttpResponse> refusal = server_.handler_->check(request_)) {
     keep_alive_ = keep_alive_ && parser_->is_done();
     co_await respond(std::move(*refusal));
     co_return false;
   }
-  if (request_.field("expect") == "100-continue" && request_.has_body) {
+  if (request_.field("expect") == "100-continue" && request_.has_body && parser_->get().version() >= 11) {
     http::response<http::empty_body> go_on(http::status::continue_, 11);
     set_deadline(server_.limits_.write);
     co_await http::async_write(socket_, go_on, with_error(error));
@@ -175,12 +178,27 @@ bool HttpConnection::take_head() {
   return !request_.path.empty() && (request_.path != "*" || request_.method == "OPTIONS");
 }
 
+// Whether the body ends where a proxy in front sees its end (RFC 9112, 6.1): `chunked` is the only coding there is, and the
+// parser has seen to it that no length stands beside it.
+bool HttpConnection::framed_as_read() const {
+  const auto& head = parser_->get();
+  const auto codings = head.count(http::field::transfer_encoding);
+  return codings == 0 || (codings == 1 && head.version() >= 11 &&
+                          beast::iequals(head[http::field::transfer_encoding], "chunked") &&
+                          head.count(http::field::content_length) == 0);
+}
+
 asio::awaitable<bool> HttpConnection::refuse(error_code error) {
   const int status = timed_out_ ? 408 : status_of(error);
   keep_alive_ = false;
   if (status == 0 || closing_) co_return false;
-  const std::string why =
-      timed_out_ ? "The request did not arrive in time." : "The request was refused: " + error.message() + ".";
+  const auto more_than = [](std::string_view what, uint64_t bytes) {
+    return std::string(what) + " has more than " + std::to_string(bytes) + " bytes.";
+  };
+  const std::string why = timed_out_      ? "The request did not arrive in time."
+                          : status == 413 ? more_than("The body", server_.limits_.max_body_bytes)
+                          : status == 431 ? more_than("The header", server_.limits_.max_header_bytes)
+                                          : "The request was refused: " + error.message() + ".";
   timed_out_ = false;
   HttpResponse response = server_.handler_->refuse(status, why);
   co_await respond(std::move(response));

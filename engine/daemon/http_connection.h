@@ -38,6 +38,7 @@ class HttpConnection final : public Exchange, public std::enable_shared_from_thi
   asio::awaitable<void> answer();
   asio::awaitable<void> linger();
   bool take_head();
+  bool framed_as_read() const;
   template <typename Message>
   void set_fields(Message& message, const HeaderFields& fields, const std::string& content_type);
   asio::awaitable<bool> write(std::string_view bytes);

@@ -187,6 +187,7 @@ HttpResponse Routes::refuse(int status, std::string_view why) {
                      : status == 413 ? "request_too_large"
                      : status == 431 ? "header_too_large"
                      : status == 503 ? "too_many_connections"
+                     : status == 505 ? "http_version_not_supported"
                      : status >= 500 ? "internal_error"
                                      : "bad_request";
   return error_response({status, code, std::string(why)});

@@ -29,9 +29,9 @@ void Batch::add(std::shared_ptr<Request> request) {
 }
 
 bool Batch::step(uint64_t cancelled_serial) {
+  done_ = {};
   const bool ended = end_cancelled(cancelled_serial);
   const auto start = Clock::now();
-  done_ = {};
   const Schedule schedule = make_schedule();
   preempt(schedule.preempt);
   const bool moves = !schedule.decode.empty() || !schedule.prefill.empty();
@@ -236,11 +236,7 @@ void Batch::observe(const RoundResult& result) {
     if (done_.accepted_by_depth.size() < accepted) done_.accepted_by_depth.resize(accepted);
     for (size_t depth = 0; depth < accepted; ++depth) ++done_.accepted_by_depth[depth];
   }
-  for (const PrefillTask& task : prefill_tasks_) {
-    done_.prompt_tokens += static_cast<int64_t>(task.tokens.size());
-    done_.generated_tokens += task.sample;
-  }
-  done_.generated_tokens += static_cast<int64_t>(tokens);
+  for (const PrefillTask& task : prefill_tasks_) done_.prompt_tokens += static_cast<int64_t>(task.tokens.size());
   done_.distinct_experts = result.distinct_experts;
   done_.read_bytes = limits_.dense_bytes + limits_.expert_bytes * round_.expected_experts(rows + done_.prompt_tokens);
   if (prefill_tasks_.empty()) costs_.observe_verify(rows, result.verify_seconds);

@@ -59,6 +59,7 @@ class Batch {
   void after_decode(size_t i, const DecodeResult& decoded, Clock::time_point now);
   void after_prefill(size_t i, const PrefillResult& prefilled, Clock::time_point now);
   void record_blocks(Sequence& sequence);
+  void count_generated(Sequence& sequence);
   // Takes the pages back; the request itself learns of it in drop_ended, when every figure shows it.
   void end(Sequence& sequence, Finish reason);
   void drop_ended();

@@ -33,7 +33,7 @@ void Batch::after_decode(size_t i, const DecodeResult& decoded, Clock::time_poin
   for (size_t stage = 0; stage < kStages; ++stage) r.time.seconds[stage] += done_.time.seconds[stage];
   s.add_output(decoded.tokens);
   const Finish reason = s.emitter.push(decoded.tokens, decoded.logprobs);
-  r.generated_tokens = s.emitter.emitted();
+  count_generated(s);
   r.decode_seconds = seconds_between(s.first_token, now);
   figures_.add_token_interval(seconds_between(s.last_tokens, now) / static_cast<double>(n), n);
   s.last_tokens = now;
@@ -64,11 +64,17 @@ void Batch::after_prefill(size_t i, const PrefillResult& prefilled, Clock::time_
     figures_.add_first_token(s.result.first_token_seconds);
     s.add_output({&s.stream.root, 1});
     const Finish reason = s.emitter.push({&s.stream.root, 1}, prefilled.root);
-    s.result.generated_tokens = s.emitter.emitted();
+    count_generated(s);
     if (reason != Finish::none) end(s, reason);
   } else if (!s.generates() && s.tokens_to_prefill() == 0) {
     end(s, Finish::length);
   }
+}
+
+// What clients get: not the tokens of an accepted path behind the end of the text.
+void Batch::count_generated(Sequence& s) {
+  done_.generated_tokens += s.emitter.emitted() - s.result.generated_tokens;
+  s.result.generated_tokens = s.emitter.emitted();
 }
 
 void Batch::record_blocks(Sequence& s) {
@@ -80,7 +86,7 @@ void Batch::end(Sequence& s, Finish reason) {
   pages_.give_back(s.stream.pages);
   Result& r = s.result;
   s.last_text = s.emitter.flush();
-  r.generated_tokens = s.emitter.emitted();
+  count_generated(s);
   r.stop_token = s.emitter.stop_token();
   r.stop_string = s.emitter.stop_string();
   // A stop string may turn out only here, when no longer one can follow.

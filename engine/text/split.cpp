@@ -125,7 +125,11 @@ size_t SplitChunk::piece_end() const {
   if (end == kNone) end = upper_word_end(at_);
   if (end != kNone) return end;
 
-  if (first & kNumber) return std::min(run_end(at_, kNumber), at_ + 3);
+  if (first & kNumber) {   // no further: a run of digits is many pieces
+    size_t number = at_ + 1;
+    while (number < std::min(cut_, at_ + 3) && (classes_[number] & kNumber)) number++;
+    return number;
+  }
 
   auto punctuation_end = [&](size_t at) {
     while (at < cut_ && !(classes_[at] & (kSpace | kLetterOrNumber))) at++;

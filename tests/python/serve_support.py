@@ -17,6 +17,10 @@ READY = re.compile(r"Serving .* on http://([^\s\"]+):(\d+)")
 SERIES = re.compile(r'^(kdtree:\w+)(\{.*\})? (\S+)$')
 LONG = 3000  # tokens: more than any of these tests waits for
 
+OPEN = ["/health", "/ready", "/version", "/metrics"]
+KEYED = [("GET", "/v1/models"), ("GET", "/openapi.json"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
+         ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/abort"), ("POST", "/reset_prefix_cache")]
+
 
 class Daemon:
   """`kdtree-run serve` with these flags, ready. Leave the `with` block and it must have ended with exit code 0."""
@@ -141,6 +145,17 @@ class Daemon:
     """Nothing runs or waits, and no stream holds a page."""
     return self.until(lambda m: m["kdtree:num_requests_running"] == m["kdtree:num_requests_waiting"] == 0
                       and m.get("kdtree:kv_cache_usage_perc", 0) == 0 and m["kdtree:http_requests_in_progress"] == 0)
+
+
+def assert_error(answer, status, code):
+  assert answer[0] == status, answer
+  error = json.loads(answer[-1])["error"] if isinstance(answer[-1], bytes) else answer[-1]["error"]
+  assert set(error) >= {"message", "type", "param", "code"}
+  assert error["code"] == code and error["message"]
+
+
+def status_of(data):
+  return int(data.split(b" ", 2)[1]) if data else None
 
 
 def receive_all(client):

@@ -306,6 +306,12 @@ def test_bench_table():
   assert len(re.findall(r"^(?:code|chat|all) +(?:off|tree) +\d", table, re.M)) >= 6
 
 
+@pytest.mark.parametrize("command", ["bench", "bench-streams"])
+def test_a_prefill_that_does_not_fit_is_refused_at_start(command):
+  done = run(command, "--modes", "off", "--max-context", 512, "--prefill", 512)
+  assert done.returncode == 2 and b"error: --prefill: 512: expected" in done.stderr
+
+
 def test_bench_prompts_of_a_file(tmp_path):
   path = tmp_path / "prompts.json"
   path.write_text(json.dumps([{"kind": "mine", "name": "one", "text": PROMPT},

@@ -155,6 +155,12 @@ def test_counters_are_live_and_exact(daemon):
   assert grown("generation_tokens_total") == body["usage"]["completion_tokens"] == 33
   assert grown("prompt_tokens_total") + grown("prompt_tokens_cached_total") == body["usage"]["prompt_tokens"]
   assert grown('request_success_total{finished_reason="length"}') == 1
+  for settings in ({"max_tokens": 2}, {"max_tokens": 40, "stop": ["e"]}):  # what the end cuts off was no answer
+    before = daemon.until_idle()
+    body = daemon.post("/v1/completions", completion(speculate="tree", **settings))[1]
+    after = daemon.until_idle()
+    assert grown("generation_tokens_total") == body["usage"]["completion_tokens"]
+    assert grown("request_generation_tokens_sum") == body["usage"]["completion_tokens"]
   assert grown('http_requests_total{route="/v1/completions",code="200"}') == 1
   tokens = "kdtree:generation_tokens_total"
   with open_stream(daemon):  # while it runs, not at its end

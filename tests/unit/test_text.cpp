@@ -154,6 +154,7 @@ TEST_CASE("long runs take linear time") {
         repeat("中", 400000), repeat(" \n", 200000)}) {
     CHECK(bundled().decode(bundled().encode(text)) == text);
   }
+  CHECK(bundled().encode(repeat("1", 4000000)).size() >= 4000000 / 3);   // many pieces between two cuts
   // One piece of 25,000 characters in which every position can merge.
   std::vector<std::string> more;
   for (size_t n = 2; n <= 4096; n *= 2) more.push_back(repeat("a", n));

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """kdtree-engine beside llama.cpp: the same weights, prompts, threads and machine, in one run, as ratios.
 
   tools/bench_peers/bench_peers.py --install     makes .venv-peers with llama-cpp-python and gguf (compiles: minutes)
