@@ -196,18 +196,36 @@ int64_t Partition::rank_bytes() const {
   return total;
 }
 
-Partition make_partition(const ModelConfig& c, const DraftConfig* draft, int64_t tp) {
+ModelConfig rank_config(const ModelConfig& config, int64_t tp) {
   check_argument(tp >= 1 && tp <= kMaxRanks, "tp", std::to_string(tp), "1 to " + std::to_string(kMaxRanks));
-  check_divides(tp, c.vocab_size, "vocab_size");
-  check_divides(tp, c.n_heads, "num_attention_heads");
-  check_divides(tp, c.expert_width, "moe_intermediate_size");
-  if (c.n_dense_layers > 0) check_divides(tp, c.dense_width, "intermediate_size");
-  if (draft) {
-    check_divides(tp, draft->n_heads, "the drafter's num_attention_heads");
-    check_divides(tp, draft->n_kv_heads, "the drafter's num_key_value_heads");
-    check_divides(tp, draft->mlp_width, "the drafter's intermediate_size");
-    check_divides(tp, draft->hidden_size, "the drafter's hidden_size");
-  }
+  ModelConfig c = config;
+  const auto divide = [tp](int64_t& value, const char* field) {
+    check_divides(tp, value, field);
+    value /= tp;
+  };
+  divide(c.vocab_size, "vocab_size");
+  divide(c.n_heads, "num_attention_heads");
+  divide(c.expert_width, "moe_intermediate_size");
+  if (c.n_dense_layers > 0) divide(c.dense_width, "intermediate_size");
+  return c;
+}
+
+DraftConfig rank_config(const DraftConfig& config, int64_t tp) {
+  DraftConfig c = config;
+  const auto divide = [tp](int64_t& value, const char* field) {
+    check_divides(tp, value, field);
+    value /= tp;
+  };
+  divide(c.n_heads, "the drafter's num_attention_heads");
+  divide(c.n_kv_heads, "the drafter's num_key_value_heads");
+  divide(c.mlp_width, "the drafter's intermediate_size");
+  check_divides(tp, c.hidden_size, "the drafter's hidden_size");   // its fc by output
+  return c;
+}
+
+Partition make_partition(const ModelConfig& c, const DraftConfig* draft, int64_t tp) {
+  rank_config(c, tp);
+  if (draft) rank_config(*draft, tp);
   Builder build(tp, false);
   build.rows(Part::embedding, "model.embed_tokens.weight", {{"model.embed_tokens.weight", c.vocab_size}}, c.hidden_size,
              true);

@@ -21,6 +21,17 @@ constexpr int64_t kMaxRanks = 64;
 std::string rank_file_name(int64_t rank, int64_t tp);
 constexpr const char* kDraftPrefix = "draft.";   // of the drafter's tensors in a shard
 
+// Which rank's part of a model, of how many.
+struct RankSlice {
+  int64_t rank = 0, tp = 1;
+  bool alone() const { return tp == 1; }
+};
+
+// The widths of one rank's part: heads, vocabulary and widths over tp. Error(invalid_argument) naming tp and the field when
+// it does not divide.
+ModelConfig rank_config(const ModelConfig& config, int64_t tp);
+DraftConfig rank_config(const DraftConfig& config, int64_t tp);
+
 // What a tensor is read for: the rows of a table of memory and traffic.
 enum class Part { embedding, attention, router, experts, shared_expert, dense_mlp, norms, lm_head, drafter };
 const char* part_name(Part part);

@@ -138,10 +138,16 @@ void CpuOps::mark(Stage stage) { times_[stage] += timer_.lap(); }
 
 void CpuOps::embed(const EmbedArgs& args) {
   const auto* table = static_cast<const bf16*>(args.table);
-  float* out = floats(args.out);
+  float* out = args.partial ? args.partial : floats(args.out);
   for (int64_t i = 0; i < args.rows.n.now(); ++i) {
-    const bf16* from = table + args.rows.token[i] * args.hidden;
-    for (int64_t d = 0; d < args.hidden; ++d) out[i * args.hidden + d] = bf16_to_float(from[d]);
+    const int64_t token = args.rows.token[i] - args.first_token;
+    float* to = out + i * args.hidden;
+    if (args.partial && (token < 0 || token >= args.n_tokens)) {
+      std::fill_n(to, args.hidden, 0.0f);
+      continue;
+    }
+    const bf16* from = table + token * args.hidden;
+    for (int64_t d = 0; d < args.hidden; ++d) to[d] = bf16_to_float(from[d]);
   }
 }
 
@@ -156,12 +162,13 @@ void CpuOps::linear(const LinearArgs& args) {
   if (n == 0) return;
   const Matrix& w = *args.weight;
   const auto x = row_set(floats(args.x), args.x_rows, w.n_in);
-  const auto out = row_set(floats(args.out), args.out_rows, w.n_out);
+  const auto out = args.partial ? RowSet<float>{args.partial, w.n_out} : row_set(floats(args.out), args.out_rows, w.n_out);
+  const bool accumulate = args.accumulate && !args.partial;
   const int64_t panels = n_panels(w.n_out);
-  if (panels == 1) return linear_panels({x, n, &w, 0, 1, out, args.accumulate, scratch(0)});
+  if (panels == 1) return linear_panels({x, n, &w, 0, 1, out, accumulate, scratch(0)});
   pool_.run([&](int t) {
     const auto share = pool_.share(panels, t);
-    linear_panels({x, n, &w, share.begin, share.end, out, args.accumulate, scratch(t)});
+    linear_panels({x, n, &w, share.begin, share.end, out, accumulate, scratch(t)});
   });
 }
 
@@ -178,7 +185,7 @@ void CpuOps::mlp(const MlpArgs& args) {
     gated_panels({{floats(args.x), args.gate_up->n_in, args.index}, n, args.gate_up, share.begin, share.end,
                   {floats(args.scratch), width}, false, scratch(t)}, width);
   });
-  linear({n, args.scratch, args.down, args.out, true, {}, {0, args.index}});
+  linear({n, args.scratch, args.down, args.out, true, {}, {0, args.index}, args.partial});
 }
 
 }  // namespace cpu

@@ -54,6 +54,7 @@ class CpuOps final : public Ops {
   size_t activation_bytes() const override { return sizeof(float); }
 
   Buffer allocate(size_t bytes) override;
+  Buffer allocate_for_ranks(size_t bytes) override { return allocate(bytes); }
   void copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) override;
   void copy_out(const Buffer& from, size_t offset, void* to, size_t bytes) override;
   Exchange exchange(size_t bytes) override { return Exchange(allocate(bytes)); }
@@ -101,6 +102,8 @@ class CpuOps final : public Ops {
   void accept(const AcceptArgs& args) override;
   void commit(const CommitArgs& args) override;
   void count_experts(const CountExpertsArgs& args) override;
+  void sum_ranks(const SumRanksArgs& args) override;
+  void gather_ranks(const GatherRanksArgs& args) override;
 
  private:
   // f(i) for every i < n: on this thread when that is cheaper than a fork, else thread t takes i = t, t + threads, ….

@@ -120,9 +120,10 @@ void CpuOps::experts(const ExpertsArgs& args) {
     const int64_t begin = share.begin * kPanelRows, end = std::min(share.end * kPanelRows, args.hidden);
     if (begin >= end) return;
     for (int64_t i = 0; i < n_rows; ++i) {
+      float* out = (args.partial ? args.partial : static_cast<float*>(args.out)) + i * args.hidden + begin;
+      if (args.partial) std::fill_n(out, end - begin, 0.0f);
       combine_row(s.out + i * args.k * args.hidden + begin, args.hidden, args.weight + i * args.k, args.k,
-                  s.shared_out + i * args.hidden + begin, end - begin,
-                  static_cast<float*>(args.out) + i * args.hidden + begin);
+                  s.shared_out + i * args.hidden + begin, end - begin, out);
     }
   });
 }

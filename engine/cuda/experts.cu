@@ -95,6 +95,7 @@ struct Combine {
   const float *outputs, *shared_outputs;
   const float* weight;                   // [n, k]
   bf16* out;
+  float* partial;
 };
 
 // A warp's share of a product with all of its tokens: chain after chain over its slices, the chains added up.
@@ -434,6 +435,11 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
       }
   }
   const float4 shared = load(p.shared_outputs, row);
+  if (p.partial) {
+    *reinterpret_cast<float4*>(p.partial + row * p.hidden + j) =
+        make_float4(sum[0] + shared.x, sum[1] + shared.y, sum[2] + shared.z, sum[3] + shared.w);
+    return;
+  }
   auto* out = reinterpret_cast<__nv_bfloat162*>(p.out + row * p.hidden + j);
   const float2 low = __bfloat1622float2(out[0]), high = __bfloat1622float2(out[1]);
   out[0] = __floats2bfloat162_rn(low.x + (sum[0] + shared.x), low.y + (sum[1] + shared.y));
@@ -552,7 +558,7 @@ void CudaOps::experts(const ExpertsArgs& args) {
   const dim3 grid(static_cast<unsigned>(divide_up(args.hidden, 4 * kCombineThreads)),
                   static_cast<unsigned>(args.n.most));
   const Combine third{LiveRows(args.n), to32(args.k), to32(args.hidden), plan.out, plan.shared_out, args.weight,
-                      static_cast<bf16*>(args.out)};
+                      static_cast<bf16*>(args.out), args.partial};
   launch_overlapping("combine_kernel", combine_kernel, grid, kCombineThreads, 0, stream_, third);
 }
 

@@ -267,8 +267,10 @@ void dense(cudaStream_t stream, const DenseArgs& args) {
 }
 
 void CudaOps::linear(const LinearArgs& args) {
-  dense(stream_, {args.n, static_cast<const bf16*>(args.x), *args.weight, args.out,
-                  args.accumulate ? DenseOut::add : DenseOut::bf16, args.x_rows, args.out_rows});
+  const auto* x = static_cast<const bf16*>(args.x);
+  if (args.partial) return dense(stream_, {args.n, x, *args.weight, args.partial, DenseOut::fp32, args.x_rows, {}});
+  dense(stream_, {args.n, x, *args.weight, args.out, args.accumulate ? DenseOut::add : DenseOut::bf16, args.x_rows,
+                  args.out_rows});
 }
 
 void CudaOps::logits(const LinearArgs& args) {
@@ -279,6 +281,7 @@ void CudaOps::logits(const LinearArgs& args) {
 void CudaOps::mlp(const MlpArgs& args) {
   auto* hidden = static_cast<bf16*>(args.scratch);
   dense(stream_, {args.n, static_cast<const bf16*>(args.x), *args.gate_up, hidden, DenseOut::swiglu, {0, args.index}});
+  if (args.partial) return dense(stream_, {args.n, hidden, *args.down, args.partial, DenseOut::fp32, {}, {}});
   dense(stream_, {args.n, hidden, *args.down, args.out, DenseOut::add, {}, {0, args.index}});
 }
 

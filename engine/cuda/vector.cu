@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cuda/norm.cuh"
+#include "cuda/ranks.cuh"
 
 namespace kdt::cuda {
 namespace {
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(kCopyThreads) copy_kernel(const __grid_constan
 void CudaOps::embed(const EmbedArgs& args) {
   const Count& n = args.rows.n;
   if (n.most == 0) return;
+  if (args.partial) return embed_part(stream_, args);
   const Embed embed{LiveRows(n), args.rows.token, static_cast<const uint16_t*>(args.table), args.hidden,
                     static_cast<uint16_t*>(args.out)};
   const dim3 grid(static_cast<unsigned>(n.most));

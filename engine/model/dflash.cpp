@@ -10,13 +10,15 @@ namespace kdt {
 
 DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint, Kimi& target, int64_t max_rows,
                int64_t max_context, int64_t max_streams)
-    : ops_(ops), config_(config), target_(target), max_context_(max_context),
-      rope_(ops, config.head_dim, config.rope_theta, config.yarn, max_context + config.block_size) {
-  const DraftConfig& c = config_;
+    : ops_(ops), config_(config), local_(kdt::rank_config(config, target.slice().tp)), target_(target),
+      parts_(ops, target.slice(), max_streams * config.block_size, config.hidden_size,
+             max_streams * (config.block_size - 1), target.config().vocab_size),
+      max_context_(max_context), rope_(ops, config.head_dim, config.rope_theta, config.yarn, max_context + config.block_size) {
+  const DraftConfig& c = local_;
   WeightReader read(checkpoint, ops);
   const int64_t n_taps = static_cast<int64_t>(c.target_layer_ids.size());
   const int64_t q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim;
-  fc_ = read.column_slices("fc.weight", c.hidden_size, n_taps * c.hidden_size, n_taps);
+  fc_ = read.column_slices("fc.weight", c.hidden_size / target.slice().tp, n_taps * c.hidden_size, n_taps);
   hidden_norm_ = read.vector("hidden_norm.weight", c.hidden_size);
   norm_ = read.vector("norm.weight", c.hidden_size);
   for (size_t i = 0; i < c.layers.size(); ++i) {
@@ -37,6 +39,9 @@ DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint
   }
   const auto acts = [&](int64_t n) { return ops.allocate(static_cast<size_t>(n) * ops.activation_bytes()); };
   feature_ = acts(max_rows * c.hidden_size);
+  if (!target.slice().alone())
+    feature_part_ = ops.allocate_for_ranks(static_cast<size_t>(max_rows * c.hidden_size / target.slice().tp) *
+                                           ops.activation_bytes());
   context_kv_ = acts(max_rows * 2 * kv_dim);
   const int64_t n_rows = max_streams * c.block_size;
   x_ = acts(n_rows * c.hidden_size);
@@ -53,12 +58,17 @@ DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint
 
 void DFlash::commit(const Rows& rows, const int32_t* tap_row, const Act* taps, int64_t tap_stride,
                     const StreamPages* streams, const DraftCache& cache) {
-  const DraftConfig& c = config_;
+  const DraftConfig& c = local_;
+  const RankSlice& slice = target_.slice();
   const auto eps = static_cast<float>(c.rms_norm_eps);
+  Act* feature = slice.alone() ? feature_.data() : feature_part_.data();
   for (size_t k = 0; k < fc_.size(); ++k) {
     const auto* h = static_cast<const std::byte*>(taps) + k * static_cast<size_t>(tap_stride) * ops_.activation_bytes();
-    ops_.linear({rows.n, h, &fc_[k], feature_.data(), k > 0, {0, tap_row}});
+    ops_.linear({rows.n, h, &fc_[k], feature, k > 0, {0, tap_row}});
   }
+  if (!slice.alone())
+    ops_.gather_ranks({rows.n, c.hidden_size / slice.tp, ops_.activation_bytes(), feature, slice.rank, slice.tp,
+                       feature_.data()});
   ops_.rms_norm({rows.n, c.hidden_size, feature_.data(), hidden_norm_.as<float>(), eps, feature_.data()});
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
@@ -69,11 +79,11 @@ void DFlash::commit(const Rows& rows, const int32_t* tap_row, const Act* taps, i
 }
 
 void DFlash::propose(const DraftBlocks& blocks, const DraftCache& cache, float* logits) {
-  const DraftConfig& c = config_;
+  const DraftConfig& c = local_;
   const auto eps = static_cast<float>(c.rms_norm_eps);
   const int64_t q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim, qkv_width = q_dim + 2 * kv_dim;
   auto* kv = qkv_.as<std::byte>() + static_cast<size_t>(q_dim) * ops_.activation_bytes();
-  target_.embed({blocks.n_rows, blocks.token, nullptr, nullptr, nullptr, nullptr}, x_.data());
+  target_.embed({blocks.n_rows, blocks.token, nullptr, nullptr, nullptr, nullptr}, x_.data(), parts_);
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
     // Past the last layer's keys and values only the candidates' positions matter.
@@ -88,12 +98,14 @@ void DFlash::propose(const DraftBlocks& blocks, const DraftCache& cache, float* 
                           c.head_dim, layer.window, last ? 1 : 0, last ? blocks.depths : c.block_size,
                           static_cast<std::byte*>(cache.pages) + i * cache.layer_page_bytes, cache.page_stride,
                           max_context_, attention_work_.data(), attention_.data()});
-    ops_.linear({n, attention_.data(), &layer.o, x_.data(), true, rows, rows});
+    ops_.linear({n, attention_.data(), &layer.o, x_.data(), true, rows, rows, parts_.partial()});
+    parts_.sum(n, x_.data(), true, rows.index);
     ops_.rms_norm({n, c.hidden_size, x_.data(), layer.post_norm.as<float>(), eps, h_.data(), rows, rows});
-    ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data(), rows.index});
+    ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data(), rows.index, parts_.partial()});
+    parts_.sum(n, x_.data(), true, rows.index);
   }
   ops_.rms_norm({blocks.n_candidates, c.hidden_size, x_.data(), norm_.as<float>(), eps, h_.data(), {0, blocks.row}});
-  ops_.logits({blocks.n_candidates, h_.data(), &target_.lm_head(), logits});
+  parts_.logits(blocks.n_candidates, h_.data(), target_.lm_head(), logits);
 }
 
 }  // namespace kdt

@@ -47,7 +47,8 @@ class DFlash {
   // Logits of the first `depths` mask positions of every stream's block: out [n_streams, depths, vocab].
   void propose(const DraftBlocks& blocks, const DraftCache& cache, float* logits);
 
-  const DraftConfig& config() const { return config_; }
+  const DraftConfig& config() const { return config_; }        // of the whole drafter
+  const DraftConfig& rank_config() const { return local_; }    // with the rank's own widths
 
  private:
   struct Layer {
@@ -57,14 +58,15 @@ class DFlash {
   };
 
   Ops& ops_;
-  DraftConfig config_;
+  DraftConfig config_, local_;
   Kimi& target_;
+  RankParts parts_;
   int64_t max_context_;
   RopeTables rope_;
   std::vector<Matrix> fc_;            // one a tap: feature = Σ fc_k · h_k
   Buffer hidden_norm_, norm_;
   std::vector<Layer> layers_;
-  Buffer feature_, context_kv_;                         // [max_rows, …]
+  Buffer feature_, feature_part_, context_kv_;          // [max_rows, …]; feature_part_: of several ranks
   Buffer x_, h_, qkv_, attention_, mlp_;                // [max_streams * block, …]
   Buffer every_row_;                                    // [max_streams * block] 0, 1, …
   Buffer attention_work_;

@@ -27,11 +27,12 @@ void check_supported(const ModelConfig& c, const std::string& directory) {
 }  // namespace
 
 Kimi::Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, int64_t max_rows, int64_t max_context,
-           std::vector<int64_t> taps)
-    : ops_(ops), config_(config), max_context_(max_context), taps_(std::move(taps)),
-      rope_(ops, config.qk_rope_dim, config.rope_theta, config.yarn, max_context) {
-  const ModelConfig& c = config_;
-  check_supported(c, checkpoint.directory());
+           std::vector<int64_t> taps, RankSlice slice)
+    : ops_(ops), config_(config), local_(rank_config(config, slice.tp)),
+      parts_(ops, slice, max_rows, config.hidden_size, max_rows, config.vocab_size), max_context_(max_context),
+      taps_(std::move(taps)), rope_(ops, config.qk_rope_dim, config.rope_theta, config.yarn, max_context) {
+  const ModelConfig& c = local_;
+  check_supported(config_, checkpoint.directory());
   const double mscale = c.yarn && c.yarn->mscale_all_dim != 0 ? yarn_mscale(c.yarn->factor, c.yarn->mscale_all_dim) : 1.0;
   score_scale_ = static_cast<float>(mscale * mscale / std::sqrt(static_cast<double>(c.qk_nope_dim + c.qk_rope_dim)));
 
@@ -92,11 +93,14 @@ Kimi::Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, in
                                                             c.n_shared_experts * c.expert_width, c.hidden_size));
 }
 
-void Kimi::embed(const Rows& rows, Act* out) { ops_.embed({rows, embedding_, config_.hidden_size, out}); }
+void Kimi::embed(const Rows& rows, Act* out, RankParts& parts) {
+  ops_.embed({rows, embedding_, local_.hidden_size, out, parts.partial(), slice().rank * local_.vocab_size, local_.vocab_size});
+  parts.sum(rows.n, out, false);
+}
 
 void Kimi::forward(const ForwardArgs& args) {
-  const ModelConfig& c = config_;
-  embed(args.rows, x_.data());
+  const ModelConfig& c = local_;
+  embed(args.rows, x_.data(), parts_);
   size_t tap = 0;
   for (int64_t i = 0; i < c.n_layers; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
@@ -111,11 +115,11 @@ void Kimi::forward(const ForwardArgs& args) {
   if (args.n_logits.most == 0) return;
   ops_.rms_norm({args.n_logits, c.hidden_size, x_.data(), final_norm_.as<float>(), static_cast<float>(c.rms_norm_eps),
                  h_.data(), {0, args.logits_row}});
-  ops_.logits({args.n_logits, h_.data(), &lm_head_, args.logits});
+  parts_.logits(args.n_logits, h_.data(), lm_head_, args.logits);
 }
 
 void Kimi::attention(const ForwardArgs& args, const Layer& layer, int64_t index) {
-  const ModelConfig& c = config_;
+  const ModelConfig& c = local_;
   const Count n = args.rows.n;
   const int64_t qkv_width = c.q_lora_rank + c.kv_lora_rank + c.qk_rope_dim;
   const auto eps = static_cast<float>(c.rms_norm_eps);
@@ -132,15 +136,17 @@ void Kimi::attention(const ForwardArgs& args, const Layer& layer, int64_t index)
   ops_.mla_attention({args.rows, args.streams, q_.data(), layer.w_uk, layer.w_uv, c.n_heads, c.qk_nope_dim,
                       c.kv_lora_rank, c.v_head_dim, rope_.view(), score_scale_, pages, args.cache.page_stride, scratch,
                       max_context_, attention_work_.data(), attention_.data()});
-  ops_.linear({n, attention_.data(), &layer.o, x_.data(), true});
+  ops_.linear({n, attention_.data(), &layer.o, x_.data(), true, {}, {}, parts_.partial()});
+  parts_.sum(n, x_.data(), true);
 }
 
 void Kimi::feed_forward(const ForwardArgs& args, const Layer& layer, int64_t index) {
-  const ModelConfig& c = config_;
+  const ModelConfig& c = local_;
   const Count n = args.rows.n;
   ops_.rms_norm({n, c.hidden_size, x_.data(), layer.post_norm.as<float>(), static_cast<float>(c.rms_norm_eps), h_.data()});
   if (!layer.moe) {
-    ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data()});
+    ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data(), nullptr, parts_.partial()});
+    parts_.sum(n, x_.data(), true);
     return;
   }
   ops_.route({n, h_.data(), &layer.gate, layer.bias.as<float>(), c.n_experts, c.n_experts_per_token, c.norm_topk_prob,
@@ -153,7 +159,8 @@ void Kimi::feed_forward(const ForwardArgs& args, const Layer& layer, int64_t ind
     ops_.count_experts({n, c.n_experts, c.n_experts_per_token, expert_.as<int32_t>(), args.distinct_experts + index});
   ops_.experts({n, c.hidden_size, h_.data(), expert_.as<int32_t>(), expert_weight_.as<float>(), c.n_experts,
                 c.n_experts_per_token, layer.expert_gate_up, layer.expert_down, c.expert_width,
-                &layer.shared_gate_up, &layer.shared_down, experts_scratch_.data(), x_.data()});
+                &layer.shared_gate_up, &layer.shared_down, experts_scratch_.data(), x_.data(), parts_.partial()});
+  parts_.sum(n, x_.data(), true);
 }
 
 }  // namespace kdt

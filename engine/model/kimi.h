@@ -10,6 +10,8 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
+#include "checkpoint/partition.h"
+#include "model/rank_parts.h"
 #include "model/rope_table.h"
 #include "ops/ops.h"
 
@@ -39,14 +41,16 @@ struct ForwardArgs {
 
 class Kimi {
  public:
-  // Loads the weights and sizes buffers for `max_rows` rows a pass; `taps`: layers whose output the drafter reads.
+  // Loads the weights and sizes buffers for `max_rows` rows a pass; `taps`: layers whose output the drafter reads. With several
+  // ranks the checkpoint is the rank's shard, and the backend one that meets the other ranks.
   Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, int64_t max_rows, int64_t max_context,
-       std::vector<int64_t> taps);
+       std::vector<int64_t> taps, RankSlice slice = {});
 
   void forward(const ForwardArgs& args);
-  const ModelConfig& config() const { return config_; }
-  // What the drafter shares with its target.
-  void embed(const Rows& rows, Act* out);
+  const ModelConfig& config() const { return config_; }   // of the whole model
+  const RankSlice& slice() const { return parts_.slice(); }
+  // What the drafter shares with its target; `parts`: its own.
+  void embed(const Rows& rows, Act* out, RankParts& parts);
   const Matrix& lm_head() const { return lm_head_; }
 
  private:
@@ -68,7 +72,8 @@ class Kimi {
   void feed_forward(const ForwardArgs& args, const Layer& layer, int64_t index);
 
   Ops& ops_;
-  ModelConfig config_;
+  ModelConfig config_, local_;       // of the whole model; with the rank's own widths
+  RankParts parts_;
   int64_t max_context_;
   std::vector<int64_t> taps_;
   RopeTables rope_;

@@ -8,6 +8,10 @@
 //   - Rows from Count::live on are neither read nor written, and cost no memory traffic of their own.
 //   - Every operation is implemented; there are no defaults.
 // Shapes are row-major. `Act` arrays have the backend's activation type (activation_bytes() each).
+//
+// Of a model over several ranks a backend computes one rank's part. What a rank adds to the residual stream is a `partial`:
+// the unrounded fp32 sums, without the residual, dense [n, width], in place of `out`. sum_ranks adds the partials of all ranks.
+// With a null `partial`, the only rank, operations are as if there were no ranks.
 #pragma once
 
 #include <array>
@@ -15,6 +19,7 @@
 #include <span>
 
 #include "base/stage.h"
+#include "ops/ranks.h"
 #include "ops/types.h"
 #include "spec/cut.h"
 
@@ -39,12 +44,9 @@ struct EmbedArgs {
   const void* table;         // bf16 [vocab, hidden], upload_raw
   int64_t hidden;
   Act* out;                  // [n, hidden]
-};
-
-// Which rows of an array an operation works on: row i lies at (index ? index[i] : i) * stride elements; stride 0: dense.
-struct RowLayout {
-  int64_t stride = 0;
-  const int32_t* index = nullptr;
+  // Of a rank: the table has rows of the `n_tokens` tokens from first_token on; partial is zero for all others.
+  float* partial = nullptr;  // [n, hidden]
+  int64_t first_token = 0, n_tokens = 0;
 };
 
 struct RmsNormArgs {
@@ -64,6 +66,7 @@ struct LinearArgs {
   Act* out;                  // rows of n_out
   bool accumulate = false;   // out += x Wᵀ (the residual), else out = x Wᵀ
   RowLayout x_rows = {}, out_rows = {};
+  float* partial = nullptr;  // [n, n_out]
 };
 
 struct CopyArgs {
@@ -82,6 +85,7 @@ struct MlpArgs {
   Act* scratch;              // [n, width]
   Act* out;                  // [n, hidden]
   const int32_t* index = nullptr;
+  float* partial = nullptr;  // [n, hidden], whatever the index
 };
 
 // Normalises the latent, rotates k_pe and writes both: committed rows to their page slot, draft nodes to their scratch row.
@@ -151,6 +155,7 @@ struct ExpertsArgs {
   const Matrix* shared_down;      // BF16 [hidden, shared width]
   void* scratch;             // experts_scratch_bytes()
   Act* out;                  // [n, hidden]
+  float* partial = nullptr;  // [n, hidden]
 };
 
 constexpr double kDeepNoise = 0.5;   // measured: docs/speculation.md
@@ -322,6 +327,8 @@ class Ops {
 
   // Memory and weights (at start, not in a round). Weights live as long as the backend.
   virtual Buffer allocate(size_t bytes) = 0;
+  // What sum_ranks and gather_ranks read: all ranks ask for the same sizes in the same order.
+  virtual Buffer allocate_for_ranks(size_t bytes) = 0;
   virtual void copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) = 0;     // from host memory
   virtual void copy_out(const Buffer& from, size_t offset, void* to, size_t bytes) = 0;    // to host memory
   virtual Exchange exchange(size_t bytes) = 0;     // zero at first
@@ -372,6 +379,8 @@ class Ops {
   virtual void accept(const AcceptArgs& args) = 0;
   virtual void commit(const CommitArgs& args) = 0;
   virtual void count_experts(const CountExpertsArgs& args) = 0;
+  virtual void sum_ranks(const SumRanksArgs& args) = 0;
+  virtual void gather_ranks(const GatherRanksArgs& args) = 0;
 };
 
 }  // namespace kdt

@@ -58,6 +58,12 @@ struct Count {
   int64_t now() const { return live ? *live : most; }   // where the backend's memory is the host's
 };
 
+// Which rows of an array an operation works on: row i lies at (index ? index[i] : i) * stride elements; stride 0: dense.
+struct RowLayout {
+  int64_t stride = 0;
+  const int32_t* index = nullptr;
+};
+
 // A weight matrix [n_out, n_in] in the layout the backend computes from. Owns nothing when copied as a view.
 struct Matrix {
   const void* data = nullptr;

@@ -35,7 +35,7 @@ Round::Round(Ops& ops, Kimi& target, DFlash* drafter, const RoundLimits& limits)
   vocabulary_work_ = ops.allocate(ops.vocabulary_work_bytes(std::max(limits.max_rows, n_drafts), vocab_, max_candidates_));
   if (!drafter_) return;
   const DraftConfig& d = drafter_->config();
-  draft_layer_bytes_ = ops.draft_page_bytes(d.n_kv_heads, d.head_dim);
+  draft_layer_bytes_ = ops.draft_page_bytes(drafter_->rank_config().n_kv_heads, d.head_dim);
   draft_stride_ = d.layers.size() * draft_layer_bytes_;
   draft_pages_ = ops.allocate(static_cast<size_t>(limits.n_pages) * draft_stride_);
   const auto rows = static_cast<size_t>(limits.max_rows);

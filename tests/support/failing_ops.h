@@ -20,6 +20,7 @@ class FailingOps final : public Ops {
   int threads() const override { return real_->threads(); }
   size_t activation_bytes() const override { return real_->activation_bytes(); }
   Buffer allocate(size_t bytes) override { return real_->allocate(bytes); }
+  Buffer allocate_for_ranks(size_t bytes) override { return real_->allocate_for_ranks(bytes); }
   void copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) override { real_->copy_in(to, offset, from, bytes); }
   void copy_out(const Buffer& from, size_t offset, void* to, size_t bytes) override { real_->copy_out(from, offset, to, bytes); }
   Exchange exchange(size_t bytes) override { return real_->exchange(bytes); }
@@ -80,6 +81,8 @@ class FailingOps final : public Ops {
   KDT_FORWARD(accept, AcceptArgs)
   KDT_FORWARD(commit, CommitArgs)
   KDT_FORWARD(count_experts, CountExpertsArgs)
+  KDT_FORWARD(sum_ranks, SumRanksArgs)
+  KDT_FORWARD(gather_ranks, GatherRanksArgs)
 #undef KDT_FORWARD
 
  private:

@@ -1,0 +1,22 @@
+#include "model/rank_parts.h"
+
+namespace kdt {
+
+RankParts::RankParts(Ops& ops, RankSlice slice, int64_t max_rows, int64_t hidden, int64_t max_logits, int64_t vocab)
+    : ops_(ops), slice_(slice), hidden_(hidden), vocab_(vocab) {
+  if (slice_.alone()) return;
+  partial_ = ops.allocate_for_ranks(static_cast<size_t>(max_rows * hidden) * sizeof(float));
+  logits_ = ops.allocate_for_ranks(static_cast<size_t>(max_logits * (vocab / slice.tp)) * sizeof(float));
+}
+
+void RankParts::sum(Count n, Act* out, bool accumulate, const int32_t* index) {
+  if (!slice_.alone()) ops_.sum_ranks({n, hidden_, partial(), out, accumulate, {0, index}});
+}
+
+void RankParts::logits(Count n, const Act* h, const Matrix& lm_head, float* out) {
+  if (slice_.alone()) return ops_.logits({n, h, &lm_head, out});
+  ops_.logits({n, h, &lm_head, logits_.data()});
+  ops_.gather_ranks({n, vocab_ / slice_.tp, sizeof(float), logits_.data(), slice_.rank, slice_.tp, out});
+}
+
+}  // namespace kdt

@@ -1,0 +1,29 @@
+// Where the ranks of a model meet, as operations (ops.h).
+#pragma once
+
+#include "ops/types.h"
+
+namespace kdt {
+
+// out (+)= the sum of all ranks' partials: fp32, ((p0 + p1) + p2) + …, rounded once (with the residual). Every rank gets the
+// same bits. Where a backend was made for one rank of several without the others, its own partial is all there is.
+struct SumRanksArgs {
+  Count n;                   // the same on every rank
+  int64_t width;
+  float* partial;            // [n, width], of allocate_for_ranks(); overwritten
+  Act* out;
+  bool accumulate;           // out += the sum, else out = the sum
+  RowLayout out_rows = {};
+};
+
+// Every rank's columns side by side: out[i][r * width + j] = part of rank r [i][j].
+struct GatherRanksArgs {
+  Count n;                   // the same on every rank
+  int64_t width;             // of a rank's part
+  size_t element_bytes;      // 2 or 4
+  const void* part;          // [n, width], of allocate_for_ranks()
+  int64_t rank, n_ranks;
+  void* out;                 // [n, n_ranks * width]; of a backend without the other ranks their columns stay as they are
+};
+
+}  // namespace kdt

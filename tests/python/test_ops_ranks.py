@@ -1,0 +1,111 @@
+"""What one rank of several gives: a partial and its sum are what the operation does without ranks, to the bit. That the sums
+of several ranks are in order is the business of test_comm.cpp and test_tp.py."""
+import numpy as np
+import pytest
+
+from op_checks import backends, bf16_matrix, int4_matrix, same_bits, with_spare
+
+ROWS = (1, 3, 8, 33)
+
+
+def summed(backend, partial, initial, index=None):
+  """`initial` with the partial's rows added, or, without it, those rows; to its rows `index`."""
+  n, width = partial.shape
+  out = backend.rows_out((n, width) if initial is None else initial.shape, fill=initial)
+  backend.call("sum_ranks", backend.count(n), width, backend.rows_in(partial), out, initial is not None,
+               None if index is None else backend.rows_in(index, np.int32))
+  return out.check()
+
+
+def linear_partial(backend, x, weight, n_out):
+  partial = backend.rows_out((len(x), n_out))
+  backend.call("linear_partial", backend.count(len(x)), backend.rows_in(x), None, weight, partial)
+  return partial.check()
+
+
+@pytest.mark.parametrize("n_out, n_in", [(16, 7), (33, 256), (65, 31), (256, 64)])
+def test_linear(backends, n_out, n_in):
+  rng = np.random.default_rng(n_out)
+  bits, _ = bf16_matrix(rng, n_out, n_in)
+  for n in ROWS:
+    x, initial = backends.normal(rng, n, n_in), backends.normal(rng, n, n_out)
+    for backend in backends:
+      weight = backend.matrix(bits)
+      partial = linear_partial(backend, x, weight, n_out)
+      assert same_bits(partial, backend.logits(x, weight, n_out))
+      assert same_bits(summed(backend, partial, initial), backend.linear(x, weight, n_out, initial))
+      assert same_bits(summed(backend, partial, None), backend.linear(x, weight, n_out))
+      assert same_bits(with_spare(backend, lambda b=backend, w=weight: linear_partial(b, x, w, n_out)), partial)
+
+
+def test_chosen_rows(backends):
+  """Rows of x are chosen; the partial is dense; its rows are added to chosen ones."""
+  rng = np.random.default_rng(1)
+  bits, _ = bf16_matrix(rng, 40, 64)
+  x, initial = backends.normal(rng, 9, 64), backends.normal(rng, 9, 40)
+  index = np.array([7, 2, 5], np.int32)
+  backend = backends[2]
+  weight, partial = backend.matrix(bits), backend.rows_out((3, 40))
+  backend.call("linear_partial", backend.count(3), x, index, weight, partial)
+  assert same_bits(partial.check(), linear_partial(backend, np.ascontiguousarray(x[index]), weight, 40))
+  got = summed(backend, partial.array[:3], initial, index)
+  want = initial.copy()
+  want[index] = backend.linear(np.ascontiguousarray(x[index]), weight, 40, np.ascontiguousarray(initial[index]))
+  assert same_bits(got, want)
+
+
+@pytest.mark.parametrize("hidden, width", [(32, 64), (256, 48)])
+def test_mlp(backends, hidden, width):
+  rng = np.random.default_rng(hidden)
+  gate, up, down = (bf16_matrix(rng, *shape)[0] for shape in ((width, hidden), (width, hidden), (hidden, width)))
+  for n in ROWS:
+    x, initial = backends.normal(rng, n, hidden), backends.normal(rng, n, hidden)
+    for backend in backends:
+      gate_up, down_id = backend.gate_up(gate, up), backend.matrix(down)
+      partial = backend.rows_out((n, hidden))
+      backend.call("mlp_partial", backend.count(n), backend.rows_in(x), gate_up, down_id, None, partial)
+      assert same_bits(summed(backend, partial.check(), initial), backend.mlp(x, gate_up, down_id, initial))
+
+
+@pytest.mark.parametrize("n", ROWS)
+def test_experts(backends, n):
+  rng = np.random.default_rng(n)
+  hidden, width, n_experts, k = 128, 64, 6, 3
+  experts = [[int4_matrix(rng, *shape, 32)[0] for shape in ((width, hidden), (width, hidden), (hidden, width))]
+             for _ in range(n_experts)]
+  shared = [bf16_matrix(rng, *shape)[0] for shape in ((width, hidden), (width, hidden), (hidden, width))]
+  x, initial = backends.normal(rng, n, hidden), backends.normal(rng, n, hidden)
+  expert = np.array([rng.choice(n_experts, k, replace=False) for _ in range(n)], np.int32)
+  weight = rng.random((n, k), np.float32)
+  for backend in backends:
+    matrices = ([backend.int4_gate_up(gate, up) for gate, up, _ in experts], [backend.int4(*down) for _, _, down in experts],
+                backend.gate_up(*shared[:2]), backend.matrix(shared[2]))
+    partial = backend.rows_out((n, hidden))
+    backend.call("experts_partial", backend.count(n), hidden, backend.rows_in(x), backend.rows_in(expert, np.int32),
+                 backend.rows_in(weight), n_experts, k, *matrices, partial)
+    assert same_bits(summed(backend, partial.check(), initial), backend.experts(x, expert, weight, *matrices, initial))
+
+
+def test_embed(backends):
+  """Tokens of other ranks are zero."""
+  from op_hooks import Rows
+  rng = np.random.default_rng(3)
+  bits, values = bf16_matrix(rng, 40, 33)
+  tokens = np.array([0, 9, 10, 19, 20, 39, 12])
+  backend = backends[2]
+  partial = backend.rows_out((len(tokens), 33))
+  backend.call("embed_partial", Rows(np.zeros(len(tokens)), token=tokens), backend.raw(bits[10:20].copy()), 33, 10, 10, partial)
+  here = (tokens >= 10) & (tokens < 20)
+  assert (partial.check() == np.where(here[:, None], values[tokens], 0)).all()
+
+
+def test_gather(backends):
+  """Where there are no other ranks their columns stay as they are."""
+  rng = np.random.default_rng(4)
+  part, initial = rng.standard_normal((5, 7)).astype(np.float32), rng.standard_normal((5, 28)).astype(np.float32)
+  backend = backends[2]
+  out = backend.rows_out((5, 28), fill=initial)
+  backend.call("gather_ranks", backend.count(5), 7, backend.rows_in(part), 2, 4, out)
+  want = initial.copy()
+  want[:, 14:21] = part
+  assert same_bits(out.check(), want)
