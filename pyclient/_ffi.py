@@ -18,7 +18,7 @@ from ._errors import BY_STATUS_NAME, InternalError, InvalidArgument, KdtreeError
 from ._locate import package_file
 
 # What this package was written for; the library must answer the same.
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 _load_lock = threading.Lock()
 

@@ -46,8 +46,10 @@ class Session:
   cpu_target: the name of an instruction set of this machine; None: the best.
   backend: "auto", "cpu" or "cuda": what the engine computes on; auto is CUDA where `device` is usable.
   device: the index of the CUDA device.
+  tp: tensor-parallel ranks, threads of this process that share `threads`; what does not divide the model is refused.
+  rank_deadline: seconds a rank waits for another within a round before it is named and the engine fails; None: 10.
 
-  Of these, within a backend, only model, draft, max_context, max_budget and chat_format can change any bit of an output.
+  Of these, within a backend, only model, draft, max_context, max_budget, chat_format and tp can change any bit of an output.
 
   A process that was forked cannot use a session of its parent (SessionClosed); it can open its own.
 
@@ -58,7 +60,8 @@ class Session:
                threads: int = 0, max_context: int = 0, prefill_chunk: int = 0, max_budget: int = 0,
                max_streams: int = 0, max_waiting: int = 0, kv_tokens: int = 0, prefix_cache: bool = True,
                chat_format: Literal["auto", "json", "typescript"] = "auto", cpu_target: str | None = None,
-               backend: Literal["auto", "cpu", "cuda"] = "auto", device: int = 0) -> None:
+               backend: Literal["auto", "cpu", "cuda"] = "auto", device: int = 0, tp: int = 1,
+               rank_deadline: float | None = None) -> None:
     self._api = api = _ffi.api()
     texts = [_c_string(api, _ffi.path_bytes("model", model)), _c_string(api, _ffi.path_bytes("draft", draft)),
              _c_string(api, _ffi.utf8("chat_format", chat_format)),
@@ -67,7 +70,8 @@ class Session:
     options = api.options("kdt_engine_options", api.lib.kdt_engine_options_init)
     _ffi.assign(options, threads=threads, max_context=max_context, prefill_chunk=prefill_chunk, max_budget=max_budget,
                 max_streams=max_streams, max_waiting=max_waiting, kv_tokens=kv_tokens,
-                no_prefix_cache=not prefix_cache, device=device)
+                no_prefix_cache=not prefix_cache, device=device, tp=tp,
+                rank_deadline_ms=0 if rank_deadline is None else milliseconds("rank_deadline", rank_deadline))
     (options.model_path, options.draft_path, options.chat_format, options.cpu_target, options.backend) = texts
     out = api.ffi.new("kdt_engine **")
     api.check(api.lib.kdt_engine_create(options, out))

@@ -1,12 +1,16 @@
 #include "capi/backend.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <vector>
 
 #include "base/error.h"
+#include "base/thread_pool.h"
 #include "capi/arguments.h"
 #include "cpu/cpu_ops.h"
 #include "cuda/cuda_ops.h"
@@ -47,15 +51,31 @@ std::shared_ptr<const std::string> share_cpu_target(const char* name) {
   return target;
 }
 
-// The CPU backend with its hold on the process's instruction set.
-std::function<std::unique_ptr<Ops>()> cpu_backend(const kdt_engine_options& o) {
-  const auto threads = static_cast<int>(in_range("threads", o.threads, 0, 256));
-  return [threads, target = share_cpu_target(o.cpu_target)] { return make_cpu_ops(threads, *target); };
+// Threads of one rank: those of its process, or, where nothing was said, the CPUs it may use. Ranks of a process share them,
+// and so do processes on one machine that their launcher has not bound to CPUs of their own.
+int rank_threads(int threads, const Communicator* comm, bool launched) {
+  int all = threads > 0 ? threads : ThreadPool::available_cpus(), sharers = comm && !launched ? comm->size() : 1;
+  const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  if (launched && threads == 0 && local && all >= sysconf(_SC_NPROCESSORS_ONLN)) sharers = std::max(1, std::atoi(local));
+  return std::max(1, all / sharers);
 }
 
-std::function<std::unique_ptr<Ops>()> cuda_backend([[maybe_unused]] int device) {
+// The CPU backend with its hold on the process's instruction set.
+OpsFactory cpu_backend(const kdt_engine_options& o) {
+  const auto threads = static_cast<int>(in_range("threads", o.threads, 0, 256));
+  return [threads, launched = o.launched != 0, target = share_cpu_target(o.cpu_target)](Communicator* comm) {
+    return make_cpu_ops(rank_threads(threads, comm, launched), *target, comm);
+  };
+}
+
+OpsFactory cuda_backend([[maybe_unused]] int device) {
 #ifdef KDT_CUDA
-  return [device] { return make_cuda_ops(device); };
+  return [device](Communicator* comm) {
+    if (comm)
+      fail(Status::unsupported, "tp", std::to_string(comm->size()), "1 with the CUDA backend, which does not join ranks yet; "
+           "the CPU backend does (backend cpu)");
+    return make_cuda_ops(device);
+  };
 #else
   throw Error(Status::unsupported, find_devices().error);
 #endif
@@ -63,7 +83,7 @@ std::function<std::unique_ptr<Ops>()> cuda_backend([[maybe_unused]] int device) 
 
 }  // namespace
 
-std::function<std::unique_ptr<Ops>()> choose_backend(const kdt_engine_options& o) {
+OpsFactory choose_backend(const kdt_engine_options& o) {
   const std::string_view name = o.backend ? o.backend : "auto";
   const auto device = static_cast<int>(in_range("device", o.device, 0, 1023));
   if (name == "cpu") return cpu_backend(o);

@@ -1,17 +1,15 @@
 // Which backend an engine computes on: what the host asked for, or the best there is.
 #pragma once
 
-#include <functional>
-#include <memory>
 #include <string>
 
 #include "include/kdtree.h"
-#include "ops/ops.h"
+#include "runtime/engine_options.h"
 
 namespace kdt::capi {
 
-// A factory for the backend of these options; checks them. Error(invalid_argument, unsupported) that says what there is.
-std::function<std::unique_ptr<Ops>()> choose_backend(const kdt_engine_options& options);
+// A factory for the backends of these options; checks them. Error(invalid_argument, unsupported) that says what there is.
+OpsFactory choose_backend(const kdt_engine_options& options);
 
 // The devices of the CUDA backend, as JSON: {"devices": [{index, name, compute_capability, memory_bytes, free_bytes, usable,
 // reason}], "error": null or why there are none}.

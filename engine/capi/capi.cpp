@@ -1,5 +1,6 @@
 // The C ABI (include/kdtree.h) over the runtime. extern "C" lives in this folder and nowhere else.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -9,6 +10,7 @@
 #include "capi/bundled.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "comm/mpi_comm.h"
 #include "cpu/cpu_ops.h"
 #include "include/kdtree.h"
 #include "runtime/engine.h"
@@ -36,7 +38,7 @@ std::optional<ToolFormat> tool_format(const char* name) {
   fail(Status::invalid_argument, "chat_format", format, "auto, json or typescript");
 }
 
-std::unique_ptr<Engine> create(const kdt_engine_options& o, const OpsFactory& backend) {
+EngineOptions engine_options(const kdt_engine_options& o) {
   EngineOptions options;
   if (o.model_path) {
     check_argument(*o.model_path != 0, "model_path", "empty", "a checkpoint directory");
@@ -63,7 +65,41 @@ std::unique_ptr<Engine> create(const kdt_engine_options& o, const OpsFactory& ba
   options.load.mode = o.load_direct == 0 ? ReadMode::mapped : ReadMode::direct;
   options.load.checksums = o.no_checksums == 0;
   if (o.load_progress) options.load.progress = &o.load_progress->progress;
-  return std::make_unique<Engine>(options, backend);
+  options.tp = std::max<int64_t>(1, in_range("tp", o.tp, 0, 64));
+  const int64_t deadline = in_range("rank_deadline_ms", o.rank_deadline_ms, 0, INT32_MAX);
+  if (deadline > 0) options.rank_deadline = Communicator::Deadline(deadline);
+  return options;
+}
+
+struct Launched {
+  int32_t rank = 0, n_ranks = 1;
+};
+
+Launched launched() {
+  if (!under_mpi_launcher()) return {};
+  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  return {rank ? std::atoi(rank) : 0, std::max(1, std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE")))};
+}
+
+// Rank 0 is an engine, every other rank follows one.
+void create(const kdt_engine_options& o, kdt_engine& handle) {
+  handle.backend = choose_backend(o);
+  EngineOptions options = engine_options(o);
+  const Launched here = o.launched ? launched() : Launched{};
+  if (here.n_ranks > 1) {
+    check_argument(o.tp == 0 || o.tp == here.n_ranks, "tp", std::to_string(o.tp),
+                   std::to_string(here.n_ranks) + ", the ranks of the launcher");
+    options.tp = here.n_ranks;
+    handle.comm = make_mpi_communicator(options.rank_deadline);
+    options.comm = handle.comm.get();
+  }
+  try {
+    if (here.rank == 0) handle.engine = std::make_unique<Engine>(options, handle.backend);
+    else handle.follower = std::make_unique<Follower>(options, handle.backend);
+  } catch (const std::exception& error) {
+    if (handle.comm) handle.comm->fail(error.what());   // the others wait for this rank to load
+    throw;
+  }
 }
 
 }  // namespace
@@ -116,8 +152,7 @@ kdt_status kdt_engine_create(const kdt_engine_options* options, kdt_engine** out
     kdt_engine_options known{};
     copy_options(options, known);
     auto handle = std::make_unique<kdt_engine>();
-    handle->backend = capi::choose_backend(known);
-    handle->engine = capi::create(known, handle->backend);
+    capi::create(known, *handle);
     *out = handle.release();
   });
 }
@@ -125,7 +160,25 @@ kdt_status kdt_engine_create(const kdt_engine_options* options, kdt_engine** out
 void kdt_engine_destroy(kdt_engine* engine) { delete engine; }
 
 const char* kdt_engine_info_json(kdt_engine* engine) {
-  return engine && engine->engine ? engine->engine->info_json().c_str() : "{}";
+  if (!engine) return "{}";
+  return engine->engine ? engine->engine->info_json().c_str() : engine->follower->info_json().c_str();
+}
+
+kdt_status kdt_launched(int32_t* rank, int32_t* n_ranks) {
+  return guarded([&] {
+    check_argument(rank != nullptr && n_ranks != nullptr, "rank", "NULL", "places for the two numbers");
+    const capi::Launched here = capi::launched();
+    *rank = here.rank;
+    *n_ranks = here.n_ranks;
+  });
+}
+
+kdt_status kdt_engine_follow(kdt_engine* engine) {
+  return guarded([&] {
+    check_argument(engine != nullptr && engine->follower != nullptr, "engine", engine ? "rank 0" : "NULL",
+                   "an engine of another rank");
+    engine->follower->follow();
+  });
 }
 
 const char* kdt_cpu_targets(void) {

@@ -7,12 +7,15 @@
 #include <string>
 
 #include "base/error.h"
+#include "comm/communicator.h"
 #include "include/kdtree.h"
 #include "runtime/engine.h"
 
 struct kdt_engine {
   kdt::OpsFactory backend;   // keeps what engines alive together have in common
-  std::unique_ptr<kdt::Engine> engine;
+  std::unique_ptr<kdt::Communicator> comm;   // where ranks are processes
+  std::unique_ptr<kdt::Engine> engine;       // of rank 0
+  std::unique_ptr<kdt::Follower> follower;   // of the others
 
   // A series name that lives as long as the handle.
   const char* name_of(const std::string& series) {
@@ -30,7 +33,9 @@ struct kdt_load_progress {
 namespace kdt::capi {
 
 inline Engine& engine_of(kdt_engine* handle) {
-  check_argument(handle != nullptr && handle->engine != nullptr, "engine", "NULL", "an engine");
+  check_argument(handle != nullptr, "engine", "NULL", "an engine");
+  if (handle->follower)
+    fail(Status::unsupported, "engine", "rank " + std::to_string(handle->follower->rank()), "rank 0, which alone takes requests");
   return *handle->engine;
 }
 

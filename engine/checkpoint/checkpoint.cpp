@@ -60,10 +60,22 @@ Checkpoint Checkpoint::open_draft(const std::string& directory, const LoadOption
   return out;
 }
 
+Checkpoint Checkpoint::of_tensors(const std::string& directory, std::shared_ptr<const RankTensors> tensors,
+                                  const LoadOptions& options) {
+  constexpr std::string_view kDraft = kDraftPrefix;
+  Checkpoint out;
+  out.directory_ = directory;
+  out.made_ = std::move(tensors);
+  for (const TensorView& view : out.made_->tensors)
+    out.by_name_[starts_with(view.name, kDraft) ? view.name.substr(kDraft.size()) : view.name] = &view;
+  out.start(options);
+  return out;
+}
+
 void Checkpoint::start(const LoadOptions& options) {
   options_ = options;
   if (options.progress) options.progress->total += static_cast<int64_t>(bytes());
-  if (!sharded() || by_name_.empty()) return;
+  if (!manifest_ || by_name_.empty()) return;
   // The drafter's tensors lie behind the target's: what this part holds is one range of the file.
   uint64_t begin = UINT64_MAX, end = 0;
   for (const auto& [name, view] : by_name_) {

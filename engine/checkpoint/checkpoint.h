@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,12 +32,22 @@ struct LoadOptions {
   LoadProgress* progress = nullptr;     // outlives the checkpoint
 };
 
+// The tensors of a rank's shard, made in memory (rank_slices.h).
+struct RankTensors {
+  std::vector<std::byte> memory;
+  std::vector<TensorView> tensors;      // into memory
+};
+
 class Checkpoint {
  public:
   static Checkpoint open(const std::string& directory, const LoadOptions& options = {});
   static Checkpoint open_draft(const std::string& directory, const LoadOptions& options = {});
+  // Tensors that were made as a shard has them; checksums there are none.
+  static Checkpoint of_tensors(const std::string& directory, std::shared_ptr<const RankTensors> tensors,
+                               const LoadOptions& options);
 
-  bool sharded() const { return manifest_.has_value(); }
+  // Whether tensors are those of a shard.
+  bool sharded() const { return manifest_.has_value() || made_; }
   bool has(std::string_view name) const;
   std::vector<std::string> names() const;   // of the tensors kept, ascending
   // The tensor of that name; Error(bad_file) naming file, tensor, found and expected unless dtype and shape are as
@@ -46,7 +57,7 @@ class Checkpoint {
   void await(const TensorView& tensor) const;
   void release(const TensorView& tensor) const;
   // Whether tensors come with checksums that are to be compared.
-  bool checks_sums() const { return sharded() && options_.checksums; }
+  bool checks_sums() const { return manifest_.has_value() && options_.checksums; }
   // Error(bad_file) unless `checksum`, the tensor's, is the manifest's.
   void check_sum(const TensorView& tensor, const std::string& checksum) const;
 
@@ -65,6 +76,7 @@ class Checkpoint {
   std::map<std::string, const TensorView*, std::less<>> by_name_;  // into files_
   size_t skipped_ = 0;
   std::optional<ShardManifest> manifest_;
+  std::shared_ptr<const RankTensors> made_;
   LoadOptions options_;
 };
 

@@ -225,8 +225,9 @@ void ShardMaker::make_copy(size_t tensor, const Piece& piece, std::span<std::byt
   Region have{0, 0};
   std::byte* data = nullptr;
   for (size_t rank = 0; rank < out.size(); ++rank) {
+    if (!out[rank]) continue;
     const Region need = region_of(box, piece.begin, piece.end, static_cast<int64_t>(rank));
-    if (rank == 0 || !shared) {
+    if (!data || !shared) {
       have = need;
       if (shared) have.end = region_of(box, piece.begin, piece.end, static_cast<int64_t>(out.size()) - 1).end;
       data = scratch.of((have.end - have.begin) * element);
@@ -257,6 +258,7 @@ void ShardMaker::make_int4(size_t tensor, const Piece& piece, std::span<std::byt
   Scratch scratch(*this);
   const std::byte* whole = read_expert(tensor, piece, scratch);
   for (size_t rank = 0; rank < out.size(); ++rank) {
+    if (!out[rank]) continue;
     const auto rows = rank_rows(shard, partition_.tp, static_cast<int64_t>(rank), whole);
     if (shard.transform == Transform::int4_tiles) int4_to_tiles(rows, matrix.n_in, out[rank]);
     else scales_to_tiles(rows, matrix.n_in / kTileGroup, out[rank]);

@@ -30,7 +30,7 @@ class ShardMaker {
   int64_t largest_piece() const { return largest_piece_; }
   std::vector<std::string> files() const;                    // the source's safetensors files, ascending
 
-  // The piece of every rank: out[rank] has piece_bytes().
+  // The piece of every rank: out[rank] has piece_bytes(), or is null where nobody wants it.
   void make(size_t tensor, int64_t piece, std::span<std::byte* const> out) const;
   // Error(bad_file) naming rank, tensor and place where a piece is not what the checkpoint says. INT4 is taken back to
   // the checkpoint's form for it.

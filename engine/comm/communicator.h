@@ -4,14 +4,14 @@
 // and every call returns when this rank's part of it is done: what it gave may change, what it gets is there.
 //
 // What the model and the runtime do with it, on every rank alike:
-//  - a round begins with broadcast(plan) from rank 0, which alone plans and measures: tokens, rows, budgets, costs, and a
-//    hash of them. With nothing to do rank 0 broadcasts an empty plan well within the deadline, so that the others can
-//    tell an idle rank 0 from a dead one; the barrier that follows tells rank 0 the same of them;
+//  - a round begins with broadcast(plan) from rank 0, which alone plans and measures: tokens, rows, budgets, costs; it ends
+//    with an all_gather of the ranks' checksums of it and of what came of it. With nothing to do rank 0 broadcasts an empty
+//    plan well within the deadline, so that the others can tell an idle rank 0 from a dead one; the barrier that follows
+//    tells rank 0 the same of them;
 //  - embed: a rank has rows [r, r + 1) * vocab / n of the table and zeros for the other tokens; the sum of the ranks is
 //    exact. After o_proj and after the MLP or experts of each layer: RankSum over the rows of the residual stream;
 //  - the latent KV is replicated: each rank writes the same bits to its own pages, and nothing is sent;
-//  - lm_head: a rank has logits of its part of the vocabulary. Top-k, argmax and sums over the vocabulary are merged from
-//    all_gather'ed (value, id) lists and per-part sums, by the order of ids: the same on every rank, and exact;
+//  - lm_head: a rank has logits of its part of the vocabulary, and all_gather gives every rank whole rows;
 //  - the drafter by heads and widths in the same way.
 //
 // The watchdog: a call that the others do not answer within the deadline ends in Error(engine_failed) naming the first
@@ -31,6 +31,9 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Between calls; every rank sets the same.
+  virtual Deadline deadline() const = 0;
+  virtual void set_deadline(Deadline deadline) = 0;
 
   // No rank leaves before the last has come.
   virtual void barrier() = 0;

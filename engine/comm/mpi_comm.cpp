@@ -51,6 +51,8 @@ class MpiCommunicator : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  Deadline deadline() const override { return deadline_; }
+  void set_deadline(Deadline deadline) override { deadline_ = deadline; }
 
   void barrier() override {
     std::lock_guard lock(mutex_);

@@ -22,7 +22,7 @@ constexpr const char* kCallNames[] = {"barrier", "broadcast", "all_gather", "all
 // What the ranks share. A rank arrives at its e-th meeting by publishing e, which is the sense of the barrier: nobody
 // resets anything, and who has not come is known by name.
 struct Meeting {
-  Meeting(int n, Communicator::Deadline limit) : ranks(static_cast<size_t>(n)), deadline(limit) {}
+  Meeting(int n, Communicator::Deadline limit) : ranks(static_cast<size_t>(n)), deadline_ms(limit.count()) {}
 
   // What a rank brings along. Those of two meetings running lie apart: a rank may arrive at the next one while others
   // still look at this one's, but nobody arrives at the one after.
@@ -37,7 +37,7 @@ struct Meeting {
   };
 
   std::vector<Rank> ranks;
-  Communicator::Deadline deadline;
+  std::atomic<int64_t> deadline_ms;
   std::atomic<bool> failed{false};
   std::atomic<int> sleepers{0};
   std::mutex mutex;
@@ -67,6 +67,8 @@ class ThreadCommunicator : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(meeting_->ranks.size()); }
+  Deadline deadline() const override { return Deadline(meeting_->deadline_ms.load()); }
+  void set_deadline(Deadline deadline) override { meeting_->deadline_ms = deadline.count(); }
 
   void barrier() override { meet(Call::barrier, nullptr, 0); }
 
@@ -137,12 +139,12 @@ class ThreadCommunicator : public Communicator {
     }
     std::unique_lock lock(m.mutex);
     ++m.sleepers;
-    const bool met = m.moved.wait_until(lock, Clock::now() + m.deadline, done);
+    const bool met = m.moved.wait_until(lock, Clock::now() + deadline(), done);
     --m.sleepers;
     if (met) return;
     const int missing = m.missing(epoch_);
     lock.unlock();
-    refuse("rank " + std::to_string(missing), "no answer within " + std::to_string(m.deadline.count()) + " ms", call,
+    refuse("rank " + std::to_string(missing), "no answer within " + std::to_string(deadline().count()) + " ms", call,
            "of every rank");
   }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 
 #include "base/error.h"
 #include "checkpoint/cpu_packing.h"
@@ -34,7 +35,8 @@ float* floats(Act* x) { return static_cast<float*>(x); }
 
 }  // namespace
 
-CpuOps::CpuOps(int threads) : pool_(threads) {
+CpuOps::CpuOps(int threads, Communicator* comm) : pool_(threads) {
+  if (comm) ranks_ = std::make_unique<RankMeeting>(*comm);
   instruction_set_ = hwy::TargetName(hwy::SupportedAndGeneratedTargets().front());   // the chosen one
   for (int t = 0; t < pool_.size(); ++t) scratch_.push_back(allocate(kScratchBytes));
 }
@@ -49,11 +51,12 @@ Buffer CpuOps::allocate(size_t bytes) {
   return Buffer(data, size, unmap);
 }
 
-// A quarter of the machine: others live on it too.
+// A quarter of the machine, all ranks together: others live on it too.
 size_t CpuOps::spare_bytes() const {
   struct sysinfo memory {};
   sysinfo(&memory);
-  return static_cast<size_t>(memory.totalram) * memory.mem_unit / 4;
+  const size_t n_ranks = ranks_ ? static_cast<size_t>(ranks_->comm.size()) : 1;
+  return static_cast<size_t>(memory.totalram) * memory.mem_unit / 4 / n_ranks;
 }
 
 void CpuOps::copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) {
@@ -215,7 +218,7 @@ std::vector<std::string> cpu_targets() {
   return names;
 }
 
-std::unique_ptr<Ops> make_cpu_ops(int threads, const std::string& target) {
+std::unique_ptr<Ops> make_cpu_ops(int threads, const std::string& target, Communicator* comm) {
   const Target* chosen = target.empty() ? &targets().front() : nullptr;
   std::string known;
   for (const Target& candidate : targets()) {
@@ -223,9 +226,18 @@ std::unique_ptr<Ops> make_cpu_ops(int threads, const std::string& target) {
     known += (known.empty() ? "" : ", ") + candidate.name;
   }
   check_argument(chosen != nullptr, "cpu_target", target, "an instruction set of this CPU: " + known);
-  hwy::SetSupportedTargetsForTest(chosen->bit);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  return std::make_unique<cpu::CpuOps>(threads > 0 ? threads : ThreadPool::available_cpus());
+  // Ranks as threads make their backends at the same time, and one of them may compute already.
+  static std::mutex mutex;
+  static int64_t in_use = 0;
+  {
+    std::lock_guard lock(mutex);
+    if (in_use != chosen->bit) {
+      hwy::SetSupportedTargetsForTest(chosen->bit);
+      hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+      in_use = chosen->bit;
+    }
+  }
+  return std::make_unique<cpu::CpuOps>(threads > 0 ? threads : ThreadPool::available_cpus(), comm);
 }
 
 }  // namespace kdt

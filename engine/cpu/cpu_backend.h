@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "comm/communicator.h"
+#include "comm/rank_sum.h"
 #include "cpu/kernels.h"
 #include "ops/ops.h"
 
@@ -44,9 +47,18 @@ struct DraftLayout {
   int64_t page_floats() const { return head_floats() * n_kv_heads; }
 };
 
+// The other ranks of a model, and memory for what they send.
+struct RankMeeting {
+  explicit RankMeeting(Communicator& comm);
+  Communicator& comm;
+  RankSum sum;
+  std::vector<std::byte> gathered;
+};
+
 class CpuOps final : public Ops {
  public:
-  explicit CpuOps(int threads);
+  // `comm` null: no other ranks.
+  CpuOps(int threads, Communicator* comm);
 
   const char* backend() const override { return "cpu"; }
   const char* instruction_set() const override { return instruction_set_.c_str(); }
@@ -121,6 +133,7 @@ class CpuOps final : public Ops {
   uint32_t* weight_words(size_t bytes);
 
   ThreadPool pool_;
+  std::unique_ptr<RankMeeting> ranks_;
   std::string instruction_set_;
   std::vector<Buffer> scratch_;   // kScratchBytes a thread
   std::vector<Buffer> slabs_;      // of weights

@@ -221,6 +221,7 @@ BenchReport Bench::run() {
 }
 
 int BenchCommand::run() {
+  if (is_follower()) return follow(engine.to_options());
   settle_modes();
   const Engine loaded(engine.to_options());
   const auto context = loaded.info().at("max_context").get<int64_t>();

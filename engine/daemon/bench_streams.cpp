@@ -156,6 +156,7 @@ std::pair<double, double> measure_first_token(const Engine& engine, const std::v
 }
 
 int StreamsBench::run() {
+  if (is_follower()) return follow(engine.to_options());
   const bool chosen = !modes.empty();
   if (!chosen) modes = {*parse_mode("off"), *parse_mode("auto")};
   if (!engine.has_drafter()) {

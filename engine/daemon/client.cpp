@@ -1,5 +1,7 @@
 #include "client.h"
 
+#include <signal.h>
+
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -77,6 +79,21 @@ Engine::Engine(const kdt_engine_options& options) {
   watched.load_progress = bar.progress();
   check(kdt_engine_create(&watched, &engine));
   handle_.reset(engine);
+}
+
+bool is_follower() {
+  int32_t rank = 0, n_ranks = 1;
+  check(kdt_launched(&rank, &n_ranks));
+  return rank > 0;
+}
+
+int follow(const kdt_engine_options& options) {
+  // Ctrl-C reaches every process of the job: it is rank 0 that decides what becomes of it.
+  signal(SIGINT, SIG_IGN);
+  signal(SIGTERM, SIG_IGN);
+  const Engine engine(options);
+  check(kdt_engine_follow(engine.get()));
+  return kExitOk;
 }
 
 std::vector<int32_t> Engine::tokenize(std::string_view text) const {

@@ -35,6 +35,11 @@ class Engine {
   std::unique_ptr<kdt_engine, Destroy> handle_;
 };
 
+// Whether mpirun started this process as a rank other than 0, which follows rank 0 and says nothing.
+bool is_follower();
+// What such a process does instead of its command: its exit code.
+int follow(const kdt_engine_options& options);
+
 // A submitted request; the engine may go first.
 struct DestroyRequest {
   void operator()(kdt_request* request) const noexcept { kdt_request_destroy(request); }

@@ -174,6 +174,7 @@ std::string summary(const Generation& generation) {
 }
 
 int GenerateCommand::run() {
+  if (is_follower()) return follow(engine.to_options());
   // What can be refused without the model is refused before the wait for it.
   const Prompt input = read();
   settle_speculation();

@@ -75,6 +75,7 @@ int print_devices(bool json) {
 
 int InfoCommand::run() const {
   if (list_devices) return print_devices(json);
+  if (is_follower()) return follow(engine.to_options());
   const Engine loaded(engine.to_options());
   const Json info = loaded.info();
   if (json) {

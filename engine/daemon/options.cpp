@@ -1,5 +1,7 @@
 #include "options.h"
 
+#include <algorithm>
+
 #include "client.h"
 
 namespace kdt {
@@ -19,6 +21,10 @@ void EngineFlags::declare(Flags& flags) {
   flags.value("--backend", choice_form(backend, {{"auto", 0}, {"cpu", 1}, {"cuda", 2}}),
               "auto, CUDA where the device is usable", "What the engine computes on");
   flags.value("--device", integer_form(device, 0, 1023), "0", "Index of the CUDA device, see --list-devices of info");
+  flags.value("--tp", integer_form(tp, 1, 64), "1; under mpirun its processes",
+              "Tensor-parallel ranks: threads of this process, or the processes of mpirun -n N");
+  flags.value("--rank-deadline", number_form(rank_deadline, 0.1, 86400), "10",
+              "Seconds a rank waits for another within a round before it is named and the engine fails");
   flags.value("--threads", integer_form(threads, 1, 256), "every CPU this process may run on",
               "Compute threads. Changes no bit of the output");
   flags.value("--prefill-chunk", integer_form(prefill_chunk, 1, 4096), "512",
@@ -40,6 +46,9 @@ kdt_engine_options EngineFlags::to_options() const {
   options.backend = kBackends[backend];
   options.device = device;
   options.threads = threads;
+  options.tp = tp;
+  options.launched = 1;
+  options.rank_deadline_ms = static_cast<int32_t>(std::min<double>(rank_deadline * 1e3, kMaxInt32));
   options.model_path = model.empty() ? nullptr : model.c_str();
   options.draft_path = draft.empty() ? nullptr : draft.c_str();
   options.max_context = max_context;

@@ -23,6 +23,8 @@ struct EngineFlags {
   int32_t prefill_chunk = 512;
   int32_t max_context = 0;
   int32_t checksums = 1;    // 0: off
+  int32_t tp = 0;           // ranks; 0: 1, or those of the launcher
+  double rank_deadline = 10;
 
   void declare(Flags& flags);
   // --model alone: the engine has no drafter to speculate with.

@@ -212,6 +212,7 @@ struct SelfTestCommand {
 };
 
 int SelfTestCommand::run() const {
+  if (is_follower()) return follow(engine.to_options());
   const Engine loaded(engine.to_options());
   const std::vector<BenchPrompt> prompts = load_bench_prompts(loaded, "", {}, 2);
   SelfTest test(loaded);

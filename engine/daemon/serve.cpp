@@ -103,6 +103,7 @@ struct ServeCommand {
 };
 
 int ServeCommand::run() const {
+  if (is_follower()) return follow(options.to_engine_options());
   const ApiKeys keys = ApiKeys::load(options.api_key_file);
   ServeLog log(options.log_json);
   raise_descriptor_limit();

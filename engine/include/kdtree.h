@@ -28,7 +28,7 @@
 extern "C" {
 #endif
 
-#define KDT_ABI_VERSION 2
+#define KDT_ABI_VERSION 3
 
 /* The lines between the cffi marks are parsed by pyclient from the installed header: declarations only, and KDT_API
  * (which pyclient takes off) is the only macro. */
@@ -75,7 +75,8 @@ KDT_API void kdt_load_progress_destroy(kdt_load_progress *progress);
 
 typedef struct kdt_engine_options {
   uint32_t struct_size;
-  int32_t threads;          /* compute threads, 1 to 256; 0: every CPU this process may run on. Does not change any bit of the output */
+  int32_t threads;          /* compute threads of this process, 1 to 256, which its ranks share; 0: every CPU it may run on. Does not
+                               change any bit of the output */
   const char *model_path;   /* a checkpoint directory; NULL: the bundled model, with its drafter */
   const char *draft_path;   /* a DFlash drafter's directory; NULL: none (or the bundled one, when model_path is NULL) */
   int32_t max_context;      /* tokens of prompt + output of one request; 0: the model's own limit */
@@ -95,6 +96,11 @@ typedef struct kdt_engine_options {
   int32_t load_direct;      /* 1: shards are read with O_DIRECT, past the page cache: for cold starts. 0: mapped */
   int32_t no_checksums;     /* 1: tensors of shards are not compared with the manifest's checksums */
   kdt_load_progress *load_progress;   /* NULL, or what another thread reads while kdt_engine_create loads */
+  int32_t tp;               /* tensor-parallel ranks, 1 to 64; 0: 1, or as many as the launcher started. What does not divide the
+                               model is an error. Changes the last bits of logits (docs/numerics.md) */
+  int32_t launched;         /* 1: the ranks are the processes that a launcher started (kdt_launched), each of which creates an
+                               engine with the same options; 0: they are threads of this process */
+  int32_t rank_deadline_ms; /* how long a rank waits for another within a round before it names it and fails; 0: 10000 */
 } kdt_engine_options;
 
 /* Sets struct_size and every default. */
@@ -103,8 +109,15 @@ KDT_API kdt_status kdt_engine_options_init(kdt_engine_options *options, uint32_t
 KDT_API kdt_status kdt_engine_create(const kdt_engine_options *options, kdt_engine **out);
 /* Cancels what still runs and waits for the decode thread. Requests that outlive it stay readable. NULL is fine. */
 KDT_API void kdt_engine_destroy(kdt_engine *engine);
+/* Whether a standard launcher (Open MPI's mpirun) started this process as one of several: its rank and how many there are; 0 of
+ * 1 when none did. */
+KDT_API kdt_status kdt_launched(int32_t *rank, int32_t *n_ranks);
+/* Of an engine with `launched` that is not rank 0: takes part in rank 0's rounds until that one is destroyed, and blocks. Every
+ * other call of such an engine but info_json and destroy is KDT_ERR_UNSUPPORTED. KDT_ERR_ENGINE_FAILED names the rank that failed.
+ * Once an engine. */
+KDT_API kdt_status kdt_engine_follow(kdt_engine *engine);
 /* What was loaded, as one JSON object: model_path, draft_path, backend, cpu_target, threads, the configs, byte counts,
- * load times, the cost table. Borrowed; valid as long as the engine. */
+ * load times, the cost table, `tp` and `ranks`; of a rank other than 0 `rank` and `tp` alone. Borrowed; valid as long as the engine. */
 KDT_API const char *kdt_engine_info_json(kdt_engine *engine);
 /* The CUDA devices of this machine: {"devices": [{"index", "name", "compute_capability": "9.0", "memory_bytes", "free_bytes",
  * "usable": bool, "reason": null or why not}], "error": null or why there are none}. Borrowed until this thread's next call of it. */

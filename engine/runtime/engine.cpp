@@ -34,58 +34,52 @@ double expert_bytes_of(const ModelConfig& c) {
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, const OpsFactory& make_ops)
-    : options_(options), config_(load_model_config(options.model_path)),
-      tokenizer_(Tokenizer::load(options.model_path)) {
-  const auto start = Clock::now();
-  if (tokenizer_.size() > config_.vocab_size)
+    : options_(options), configs_(load_configs(options)), tokenizer_(Tokenizer::load(options.model_path)) {
+  if (tokenizer_.size() > configs_.model.vocab_size)
     kdt::fail(Status::bad_file, options.model_path + "/tiktoken.model", std::to_string(tokenizer_.size()) + " tokens",
-              "at most vocab_size " + std::to_string(config_.vocab_size));
-  if (!options.draft_path.empty()) {
-    draft_config_ = load_draft_config(options.draft_path);
-    check_draft_fits(*draft_config_, config_, options.draft_path);
-  }
-  max_context_ = options.max_context > 0 ? options.max_context : config_.max_context;
-  check_argument(max_context_ <= config_.max_context, "max_context", std::to_string(max_context_),
-                 "at most the model's " + std::to_string(config_.max_context));
-  stop_ids_ = stop_ids_of(config_, tokenizer_);
+              "at most vocab_size " + std::to_string(configs_.model.vocab_size));
+  stop_ids_ = stop_ids_of(configs_.model, tokenizer_);
   check_kv_tokens();
-
-  ops_ = make_ops();
-  const int64_t max_rows = std::max(options.prefill_chunk + options.max_streams + options.max_budget,
-                                    spec::CostTable::kOneStream);
-  // Both are opened before either is read: progress is of all there is to load.
-  const Checkpoint checkpoint = Checkpoint::open(options.model_path, options.load);
-  std::optional<Checkpoint> draft;
-  if (draft_config_) draft.emplace(Checkpoint::open_draft(options.draft_path, options.load));
-  target_bytes_ = checkpoint.bytes();
-  target_ = std::make_unique<Kimi>(*ops_, config_, checkpoint, max_rows, max_context_,
-                                   draft_config_ ? draft_config_->target_layer_ids : std::vector<int64_t>{});
-  if (draft_config_) {
-    draft_bytes_ = draft->bytes();
-    drafter_ = std::make_unique<DFlash>(*ops_, *draft_config_, *draft, *target_, max_rows, max_context_, options.max_streams);
+  comm_ = options.comm;
+  if (!comm_ && options.tp > 1) {
+    others_ = std::make_unique<RankThreads>(options_, configs_, make_ops);
+    comm_ = &others_->first();
   }
-  const int64_t n_pages = choose_pages();
-  round_ = std::make_unique<Round>(*ops_, *target_, drafter_.get(),
-                                   RoundLimits{max_rows, options.max_budget, max_context_, n_pages, options.max_streams});
-  pages_ = std::make_unique<Pages>(n_pages, options.prefix_cache);
+  try {
+    start(make_ops);
+  } catch (const std::exception& error) {
+    if (comm_) comm_->fail(error.what());
+    if (others_) others_->join();
+    if (others_ && others_->failure()) std::rethrow_exception(others_->failure());
+    throw;
+  }
+  thread_ = std::thread([this] { run(); });
+}
+
+void Engine::start(const OpsFactory& make_ops) {
+  const auto start = Clock::now();
+  rank_ = std::make_unique<EngineRank>(options_, configs_, make_ops, comm_);
+  Round& round = rank_->round();
+  pages_ = std::make_unique<Pages>(rank_->n_pages(), options_.prefix_cache);
   const double load_seconds = seconds_since(start);
 
   const auto measure_start = Clock::now();
-  if (drafter_ && max_context_ >= kPageTokens) {
+  if (round.has_drafter() && configs_.max_context >= kPageTokens) {
     Stream stream;
     pages_->take(1, stream.pages);
-    costs_.measure(*round_, stream);
+    costs_.measure(round, stream);
     pages_->give_back(stream.pages);
   }
   const double measure_seconds = seconds_since(measure_start);
-  figures_.set_startup(load_seconds, measure_seconds);
+  figures_.set_startup(load_seconds, measure_seconds, options_.tp);
   info_json_ = describe(load_seconds, measure_seconds);
-  const double expert_bytes = expert_bytes_of(config_);
-  const double dense_bytes =
-      std::max(0.0, static_cast<double>(ops_->weight_bytes()) - expert_bytes * static_cast<double>(config_.n_experts));
-  batch_ = std::make_unique<Batch>(*round_, costs_, *pages_, figures_, tokenizer_, stop_ids_,
-                                   BatchLimits{options.max_streams, options.prefill_chunk, max_context_, dense_bytes, expert_bytes});
-  thread_ = std::thread([this] { run(); });
+  // Of one rank: what its backend reads.
+  const double expert_bytes = expert_bytes_of(configs_.model) / static_cast<double>(options_.tp);
+  const double dense_bytes = std::max(0.0, static_cast<double>(rank_->ops().weight_bytes()) -
+                                               expert_bytes * static_cast<double>(configs_.model.n_experts));
+  batch_ = std::make_unique<Batch>(round, costs_, *pages_, figures_, tokenizer_, stop_ids_,
+                                   BatchLimits{options_.max_streams, options_.prefill_chunk, configs_.max_context,
+                                               dense_bytes, expert_bytes});
 }
 
 Engine::~Engine() {
@@ -99,27 +93,16 @@ Engine::~Engine() {
 }
 
 void Engine::check_kv_tokens() const {
-  check_argument(options_.kv_tokens == 0 || options_.kv_tokens >= max_context_, "kv_tokens",
+  check_argument(options_.kv_tokens == 0 || options_.kv_tokens >= configs_.max_context, "kv_tokens",
                  std::to_string(options_.kv_tokens),
-                 "at least one context, " + std::to_string(max_context_) + " tokens");
-}
-
-// One context at least; by default one for every stream, unless that is more than the backend can spare.
-int64_t Engine::choose_pages() const {
-  if (options_.kv_tokens > 0) return pages_for(options_.kv_tokens);
-  size_t page_bytes = ops_->latent_page_bytes(config_.kv_lora_rank, config_.qk_rope_dim) * static_cast<size_t>(config_.n_layers);
-  if (draft_config_)
-    page_bytes += ops_->draft_page_bytes(draft_config_->n_kv_heads, draft_config_->head_dim) * draft_config_->layers.size();
-  const int64_t least = pages_for(max_context_);
-  const auto affordable = static_cast<int64_t>(ops_->spare_bytes() / page_bytes);
-  return std::max(least, std::min(least * options_.max_streams, affordable));
+                 "at least one context, " + std::to_string(configs_.max_context) + " tokens");
 }
 
 void Engine::check_tokens(std::span<const int32_t> ids, const char* what) const {
   check_argument(!ids.empty(), what, "empty", "at least one token");
   for (size_t i = 0; i < ids.size(); ++i)
-    check_argument(ids[i] >= 0 && ids[i] < config_.vocab_size, std::string(what) + "[" + std::to_string(i) + "]",
-                   std::to_string(ids[i]), "a token id from 0 to " + std::to_string(config_.vocab_size - 1));
+    check_argument(ids[i] >= 0 && ids[i] < configs_.model.vocab_size, std::string(what) + "[" + std::to_string(i) + "]",
+                   std::to_string(ids[i]), "a token id from 0 to " + std::to_string(configs_.model.vocab_size - 1));
 }
 
 void Engine::check_settings(const RequestSettings& s) const {
@@ -127,12 +110,12 @@ void Engine::check_settings(const RequestSettings& s) const {
   if (!s.bias_tokens.empty()) check_tokens(s.bias_tokens, "bias_tokens");
   if (!s.stop_tokens.empty()) check_tokens(s.stop_tokens, "stop_tokens");
   const auto n_prompt = static_cast<int64_t>(s.prompt.size());
-  if (n_prompt + s.max_tokens > max_context_)
+  if (n_prompt + s.max_tokens > configs_.max_context)
     kdt::fail(Status::context_length, "prompt + max_tokens",
               std::to_string(n_prompt) + " + " + std::to_string(s.max_tokens) + " tokens",
-              "at most " + std::to_string(max_context_) + ", the context");
+              "at most " + std::to_string(configs_.max_context) + ", the context");
   const bool needs_drafter = s.speculate == Speculate::chain || s.speculate == Speculate::tree;
-  check_argument(drafter_ || !needs_drafter, "speculate", s.speculate == Speculate::chain ? "chain" : "tree",
+  check_argument(rank_->drafter() || !needs_drafter, "speculate", s.speculate == Speculate::chain ? "chain" : "tree",
                  "off or auto, since no drafter is loaded");
   check_argument(s.budget <= options_.max_budget, "budget", std::to_string(s.budget),
                  "at most max_budget " + std::to_string(options_.max_budget));
@@ -174,8 +157,8 @@ Engine::Counts Engine::counts() const {
 void Engine::score(std::span<const int32_t> ids, float* logits) {
   check_tokens(ids, "ids");
   const auto n = static_cast<int64_t>(ids.size());
-  if (n > max_context_)
-    kdt::fail(Status::context_length, "ids", std::to_string(n) + " tokens", "at most " + std::to_string(max_context_));
+  if (n > configs_.max_context)
+    kdt::fail(Status::context_length, "ids", std::to_string(n) + " tokens", "at most " + std::to_string(configs_.max_context));
   RequestSettings settings;
   settings.prompt.assign(ids.begin(), ids.end());
   settings.max_tokens = 0;
@@ -229,7 +212,7 @@ Health Engine::health() const {
 std::vector<int32_t> Engine::encode_chat(std::string_view messages_json, std::string_view tools_json,
                                          std::optional<bool> thinking, bool preserve_thinking) const {
   ChatOptions options;
-  options.tool_format = options_.tool_format.value_or(config_.family == ModelFamily::k2_5 ? ToolFormat::typescript
+  options.tool_format = options_.tool_format.value_or(configs_.model.family == ModelFamily::k2_5 ? ToolFormat::typescript
                                                                                           : ToolFormat::json);
   options.thinking = thinking.value_or(!options_.bundled);
   options.preserve_thinking = preserve_thinking;
@@ -257,7 +240,7 @@ void Engine::run() {
   for (;;) {
     bool moved = false;
     try {
-      if (!take_inbox()) return;
+      if (!take_inbox()) return stop_ranks();
       if (failed_) fail(failure_);
       uint64_t cancelled_serial = 0;
       {
@@ -265,6 +248,7 @@ void Engine::run() {
         cancelled_serial = cancelled_serial_;
       }
       moved = batch_->step(cancelled_serial);
+      if (!failed_) rank_->round().keep_alive();
     } catch (const std::exception& error) {
       fail(error.what());
       moved = true;
@@ -275,8 +259,10 @@ void Engine::run() {
     if (idle) moved_.notify_all();
     if (moved || !inbox_.empty() || !errands_.empty()) continue;
     const auto something = [this] { return stop_ || !inbox_.empty() || !errands_.empty(); };
-    if (idle) {
+    if (idle && (!comm_ || failed_)) {
       wake_.wait(lock, something);
+    } else if (idle) {
+      wake_.wait_for(lock, rank_->round().patience(), something);
     } else {
       wake_.wait_for(lock, kStuckPoll, something);
     }
@@ -290,6 +276,15 @@ void Engine::fail(const std::string& error) {
     failed_ = true;
   }
   batch_->fail_all("engine: failed: " + failure_);
+  if (comm_) comm_->fail(failure_);
+}
+
+// The decode thread's last act.
+void Engine::stop_ranks() {
+  try {
+    if (!failed_) rank_->round().stop();
+  } catch (const Error&) {   // nobody is left to tell
+  }
 }
 
 }  // namespace kdt

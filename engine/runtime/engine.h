@@ -1,4 +1,5 @@
-// The engine: a loaded model, its pages and its decode thread, which moves every request on, round by round.
+// The engine: a loaded model, its pages and its decode thread, which moves every request on, round by round. Of several ranks
+// it is rank 0.
 #pragma once
 
 #include <atomic>
@@ -11,33 +12,13 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/config.h"
-#include "model/dflash.h"
-#include "model/kimi.h"
-#include "ops/ops.h"
 #include "runtime/batch.h"
+#include "runtime/engine_options.h"
+#include "runtime/engine_rank.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
 namespace kdt {
-
-struct EngineOptions {
-  std::string model_path, draft_path;    // draft_path empty: no drafter
-  bool bundled = false;                  // the model shipped with the engine: thinking defaults to off
-  int64_t max_context = 0;               // 0: the model's
-  int64_t prefill_chunk = 512;
-  int64_t max_budget = 1024;
-  int64_t max_streams = 64;
-  int64_t max_waiting = 1024;
-  int64_t kv_tokens = 0;                 // 0: a context for every stream, within a quarter of the memory
-  bool prefix_cache = true;
-  std::optional<ToolFormat> tool_format; // unset: by the checkpoint's family
-  LoadOptions load;
-};
-
-// Makes the backend; the C ABI decides which.
-using OpsFactory = std::function<std::unique_ptr<Ops>()>;
 
 struct Health {
   bool failed = false, draining = false;
@@ -68,7 +49,7 @@ class Engine {
   std::vector<int32_t> encode_chat(std::string_view messages_json, std::string_view tools_json,
                                    std::optional<bool> thinking, bool preserve_thinking) const;
   bool thinks_by_default() const { return !options_.bundled; }   // a chat turn opens inside reasoning
-  int64_t vocab_size() const { return config_.vocab_size; }
+  int64_t vocab_size() const { return configs_.model.vocab_size; }
   const std::string& info_json() const { return info_json_; }
   std::vector<Figure> figures() const { return figures_.read(); }
 
@@ -82,24 +63,21 @@ class Engine {
   void check_tokens(std::span<const int32_t> ids, const char* what) const;
   void check_settings(const RequestSettings& settings) const;
   void check_kv_tokens() const;
-  int64_t choose_pages() const;
+  void start(const OpsFactory& make_ops);
   std::shared_ptr<Request> enqueue(RequestSettings settings);
   std::string describe(double load_seconds, double measure_seconds) const;
   void run();
   bool take_inbox();                     // false: it is time to end
+  void stop_ranks();
   void fail(const std::string& error);
 
   EngineOptions options_;
-  std::unique_ptr<Ops> ops_;
-  ModelConfig config_;
-  std::optional<DraftConfig> draft_config_;
+  EngineConfigs configs_;
   Tokenizer tokenizer_;
   std::vector<int32_t> stop_ids_;
-  size_t target_bytes_ = 0, draft_bytes_ = 0;   // of the checkpoints
-  int64_t max_context_;
-  std::unique_ptr<Kimi> target_;
-  std::unique_ptr<DFlash> drafter_;
-  std::unique_ptr<Round> round_;
+  std::unique_ptr<RankThreads> others_;  // where ranks are threads of this process
+  Communicator* comm_ = nullptr;         // null: one rank
+  std::unique_ptr<EngineRank> rank_;     // rank 0
   std::unique_ptr<Pages> pages_;
   RoundCosts costs_;
   Figures figures_;

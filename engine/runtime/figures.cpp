@@ -13,6 +13,7 @@ constexpr FigureFamily kFamilies[] = {
     {"kv_cache_idle_perc", FigureKind::gauge, "Part of the KV pages kept for the prefix cache alone, 0 to 1"},
     {"cache_config_info", FigureKind::gauge, "Sizes of the KV cache, as labels"},
     {"startup_seconds", FigureKind::gauge, "Seconds of each phase of the start"},
+    {"tensor_parallel_ranks", FigureKind::gauge, "Ranks that compute every round together"},
     {"prefix_cache_queries_total", FigureKind::counter, "Prompt tokens looked up in the prefix cache"},
     {"prefix_cache_hits_total", FigureKind::counter, "Prompt tokens found in the prefix cache"},
     {"num_preemptions_total", FigureKind::counter, "Times a stream lost its pages and was recomputed"},
@@ -22,7 +23,7 @@ constexpr FigureFamily kFamilies[] = {
     {"request_success_total", FigureKind::counter, "Requests that ended, by reason"},
     {"rounds_total", FigureKind::counter, "Rounds run"},
     {"host_seconds_total", FigureKind::counter, "Seconds of rounds outside draft and pass: plan, emit, bookkeeping"},
-    {"estimated_read_bytes_total", FigureKind::counter, "Weight bytes read by passes, estimated for uniform routing"},
+    {"estimated_read_bytes_total", FigureKind::counter, "Weight bytes read by passes (of one rank), estimated for uniform routing"},
     {"spec_decode_num_drafts_total", FigureKind::counter, "Draft trees verified"},
     {"spec_decode_num_draft_tokens_total", FigureKind::counter, "Draft nodes verified"},
     {"spec_decode_num_accepted_tokens_total", FigureKind::counter, "Draft nodes accepted"},
@@ -88,10 +89,11 @@ Figures::Figures()
       max_tokens_(kTokens), round_tokens_(kTokens), tree_nodes_(kNodes), distinct_experts_(kExperts),
       stage_(kStages, Histogram(kShort)) {}
 
-void Figures::set_startup(double load_seconds, double measure_seconds) {
+void Figures::set_startup(double load_seconds, double measure_seconds, int64_t n_ranks) {
   std::lock_guard lock(mutex_);
   load_seconds_ = load_seconds;
   measure_seconds_ = measure_seconds;
+  n_ranks_ = static_cast<double>(n_ranks);
 }
 
 void Figures::set_state(const StateFigures& state) {
@@ -176,6 +178,7 @@ std::vector<Figure> Figures::read() const {
                      std::to_string(state_.n_pages) + "\"}", 1});
   out.push_back({"startup_seconds{phase=\"load\"}", load_seconds_});
   out.push_back({"startup_seconds{phase=\"measure\"}", measure_seconds_});
+  out.push_back({"tensor_parallel_ranks", n_ranks_});
   const std::pair<const char*, double> counters[] = {
       {"prefix_cache_queries_total", cache_queries_},
       {"prefix_cache_hits_total", cache_hits_},

@@ -62,7 +62,7 @@ class Figures {
  public:
   Figures();
 
-  void set_startup(double load_seconds, double measure_seconds);
+  void set_startup(double load_seconds, double measure_seconds, int64_t n_ranks);
   void set_state(const StateFigures& state);
   void add_round(const RoundFigures& round);
   void add_admission(int64_t prompt_tokens, int64_t cached_tokens);
@@ -77,7 +77,7 @@ class Figures {
  private:
   mutable std::mutex mutex_;
   StateFigures state_;
-  double load_seconds_ = 0, measure_seconds_ = 0;
+  double load_seconds_ = 0, measure_seconds_ = 0, n_ranks_ = 1;
   double rounds_ = 0, host_seconds_ = 0, prompt_tokens_ = 0, cached_tokens_ = 0, generated_tokens_ = 0, drafts_ = 0,
          draft_nodes_ = 0, accepted_ = 0, read_bytes_ = 0, cache_queries_ = 0, cache_hits_ = 0, preemptions_ = 0,
          tree_budget_ = 0;

@@ -59,15 +59,19 @@ std::string Engine::describe(double load_seconds, double measure_seconds) const 
     for (size_t i = 0; i < spec::CostTable::kRows.size(); ++i)
       costs.push_back({{"rows", spec::CostTable::kRows[i]}, {"verify_ms", costs_.verify().seconds()[i] * 1e3}});
   Json draft_ms = Json::array();
-  for (int64_t depths = 1; costs_.measured() && depths <= round_->max_depths(); ++depths)
+  for (int64_t depths = 1; costs_.measured() && depths <= rank_->round().max_depths(); ++depths)
     draft_ms.push_back(costs_.draft(depths, 1) * 1e3);
   const Json info = {
       {"model_path", options_.model_path},
       {"draft_path", options_.draft_path.empty() ? Json(nullptr) : Json(options_.draft_path)},
-      {"backend", ops_->backend()},
-      {"cpu_target", ops_->instruction_set()},   // of CUDA: sm_90 and its like
-      {"threads", ops_->threads()},
-      {"max_context", max_context_},
+      {"backend", rank_->ops().backend()},
+      {"cpu_target", rank_->ops().instruction_set()},   // of CUDA: sm_90 and its like
+      {"threads", rank_->ops().threads()},           // of a rank
+      {"tp", options_.tp},
+      {"ranks", options_.tp == 1 ? Json(nullptr)
+                                 : Json{{"as", others_ ? "threads" : "processes"},
+                                        {"deadline_ms", options_.rank_deadline.count()}}},
+      {"max_context", configs_.max_context},
       {"prefill_chunk", options_.prefill_chunk},
       {"max_budget", options_.max_budget},
       {"max_streams", options_.max_streams},
@@ -76,13 +80,13 @@ std::string Engine::describe(double load_seconds, double measure_seconds) const 
       {"prefix_cache", options_.prefix_cache},
       {"thinking", thinks_by_default()},
       {"stop_token_ids", stop_ids_},
-      {"target", target_json(config_)},
-      {"draft", draft_config_ ? draft_json(*draft_config_) : Json(nullptr)},
+      {"target", target_json(configs_.model)},
+      {"draft", configs_.draft ? draft_json(*configs_.draft) : Json(nullptr)},
       {"bytes",
-       {{"target_checkpoint", target_bytes_},
-        {"draft_checkpoint", draft_bytes_},
-        {"weights", ops_->weight_bytes()},
-        {"cache_reserved", round_->cache_bytes()}}},
+       {{"target_checkpoint", rank_->target_bytes()},
+        {"draft_checkpoint", rank_->draft_bytes()},
+        {"weights", rank_->ops().weight_bytes()},
+        {"cache_reserved", rank_->round().cache_bytes()}}},
       {"load_ms", load_seconds * 1e3},
       {"measure_ms", measure_seconds * 1e3},
       {"round_costs", costs},

@@ -14,8 +14,8 @@ RoundSizes sizes_of(const RoundLimits& limits, const Kimi& target, const DFlash*
 
 }  // namespace
 
-Round::Round(Ops& ops, Kimi& target, DFlash* drafter, const RoundLimits& limits)
-    : ops_(ops), target_(target), drafter_(drafter), limits_(limits), in_(ops, sizes_of(limits, target, drafter)),
+Round::Round(Ops& ops, Kimi& target, DFlash* drafter, const RoundLimits& limits, Communicator* comm)
+    : ops_(ops), target_(target), drafter_(drafter), limits_(limits), comm_(comm), in_(ops, sizes_of(limits, target, drafter)),
       out_(ops, sizes_of(limits, target, drafter)), logprobs_(ops, sizes_of(limits, target, drafter)),
       lists_(ops, static_cast<size_t>(2 * limits.max_streams * pages_for(limits.max_context)) * sizeof(int32_t)) {
   const ModelConfig& c = target.config();
@@ -51,16 +51,38 @@ LatentCache Round::latent_cache() const {
 
 DraftCache Round::draft_cache() const { return {draft_pages_.data(), draft_stride_, draft_layer_bytes_}; }
 
-SubmitKey Round::Shape::key() const {
-  return {drafts, depths, candidates, streams, rows, logits, kept, cut, adjust, count_experts, n_top, 0};
+SubmitKey Round::Shape::key(Work work) const {
+  return {drafts, depths, candidates, streams, rows, logits, kept, cut, adjust, count_experts, n_top, static_cast<int64_t>(work)};
+}
+
+StageSeconds Round::execute(Work work, const Shape& shape) {
+  if (comm_) announce(work, shape);
+  return perform(work, shape);
+}
+
+StageSeconds Round::perform(Work work, const Shape& shape) {
+  if (work == Work::poisoned_verify) {
+    const std::vector<std::byte> nan(latent_scratch_.bytes(), std::byte{0xff});   // in any floating-point type
+    ops_.copy_in(latent_scratch_, 0, nan.data(), nan.size());
+  }
+  const bool recorded = work == Work::draft || work == Work::given || (work == Work::round && shape.scored == 0);
+  const SubmitKey key = shape.key(work);
+  send();
+  ops_.submit(recorded ? &key : nullptr, [&] {
+    switch (work) {
+      case Work::round: return run_round(shape);
+      case Work::draft: draft(shape); return ops_.mark(Stage::draft);
+      default: return run_given(shape, work == Work::given);
+    }
+  });
+  const StageSeconds stages = ops_.wait();
+  if (comm_) agree(work);
+  return stages;
 }
 
 RoundResult Round::run(const RoundPlan& plan, StageSeconds& time) {
   const Shape shape = lay_plan(plan);
-  const SubmitKey key = shape.key();
-  send();
-  ops_.submit(shape.scored > 0 ? nullptr : &key, [&] { run_round(shape); });
-  const StageSeconds stages = ops_.wait();
+  const StageSeconds stages = execute(Work::round, shape);
 
   RoundResult result;
   result.draft_seconds = stages[Stage::draft] + stages[Stage::build];

@@ -3,13 +3,17 @@
 //
 // A round is one submission to the backend: the host lays the plan, sends it, submits the work and waits once, then reads what
 // came of it. Buffers are sized at construction; a round allocates nothing on the backend. One thread at a time.
+//
+// On several ranks every rank has a Round. Rank 0's is used as if it were the only one; the others' follow().
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "base/stage.h"
+#include "comm/communicator.h"
 #include "model/dflash.h"
 #include "model/kimi.h"
 #include "ops/ops.h"
@@ -106,7 +110,8 @@ struct RoundLimits {
 
 class Round {
  public:
-  Round(Ops& ops, Kimi& target, DFlash* drafter, const RoundLimits& limits);
+  // `comm` null: the only rank.
+  Round(Ops& ops, Kimi& target, DFlash* drafter, const RoundLimits& limits, Communicator* comm = nullptr);
 
   // Roots, nodes and prompt tokens together are at most max_rows. `time` gets the stages; a round without a decode task is
   // all prefill.
@@ -127,12 +132,23 @@ class Round {
   int64_t max_depths() const { return drafter_ ? drafter_->config().block_size - 1 : 0; }
   size_t cache_bytes() const { return latent_pages_.bytes() + draft_pages_.bytes(); }
 
+  // Of a rank other than 0: takes part in rank 0's work until that one stops.
+  void follow();
+  // Of rank 0, from time to time between rounds: each side sees that the other is there.
+  void keep_alive();
+  // How long rank 0 may go without a round or a keep_alive.
+  Communicator::Deadline patience() const { return comm_ ? comm_->deadline() / kMeetings : Communicator::Deadline::max(); }
+  void stop();
+
   // For tests: verifies the given tree behind the stream's tokens, without committing. Returns logits [n + 1, vocab].
   std::span<const float> verify(const Stream& stream, const Tree& tree, bool poison_scratch);
 
  private:
   static constexpr int64_t kUncommonRows = 9;
-
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kMeetings = 8;  // of idle ranks, within a deadline
+  // What is submitted: a round; a pass over given rows, sampled or with its logits read; a draft alone. The rest is for ranks.
+  enum class Work : int64_t { round, given, draft, verify, poisoned_verify, idle, stop };
   // What the work of a round depends on besides memory: where it is recorded, counts are capacities.
   struct Shape {
     int64_t drafts = 0, depths = 0, candidates = 0;
@@ -140,7 +156,8 @@ class Round {
     int64_t scored = 0;                // rows whose logits are read alone; a round with any is not recorded
     bool cut = false, adjust = false, count_experts = false;
     int64_t n_top = -1;                // log-probabilities: of the largest wish
-    SubmitKey key() const;
+    int64_t all_streams = 0;           // of decode and prefill tasks; part of no key
+    SubmitKey key(Work work) const;
   };
 
   // Before: the host lays the plan. round_plan.cpp
@@ -150,6 +167,14 @@ class Round {
   void lay_draft(std::span<const DecodeTask> tasks, Shape& shape);
   void lay_prompts(const RoundPlan& plan, Shape& shape);
   void send();
+  // Submits and waits; on all ranks, once rank 0 has announced it.
+  StageSeconds execute(Work work, const Shape& shape);
+  StageSeconds perform(Work work, const Shape& shape);
+  // Several ranks. round_ranks.cpp
+  struct Announcement;
+  void announce(Work work, const Shape& shape);
+  void receive(const Announcement& said);
+  void agree(Work work);
   // Within: operations, on the backend's memory.
   void run_round(const Shape& shape);
   void draft(const Shape& shape);
@@ -170,6 +195,7 @@ class Round {
   Kimi& target_;
   DFlash* drafter_;
   RoundLimits limits_;
+  Communicator* comm_;
   int64_t vocab_, hidden_, n_layers_, max_candidates_;
   size_t layer_page_bytes_, page_stride_, layer_scratch_bytes_, draft_layer_bytes_ = 0, draft_stride_ = 0;
   Buffer latent_pages_, latent_scratch_, draft_pages_, taps_, logits_, draft_logits_;
@@ -185,6 +211,8 @@ class Round {
   std::vector<int32_t> top_token_;     // [n, n_top] of each task, one after the other
   std::vector<float> top_logprob_;
   std::vector<float> given_logits_;
+  std::vector<std::byte> message_;     // what rank 0 sent: the input, then the lists
+  Clock::time_point met_ = Clock::now();   // when the ranks last did
 };
 
 }  // namespace kdt

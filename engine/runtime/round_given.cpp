@@ -4,12 +4,6 @@
 #include "runtime/round.h"
 
 namespace kdt {
-namespace {
-
-// Of SubmitKey, past what a round uses.
-constexpr int64_t kGivenKey = 1, kDraftKey = 2;
-
-}  // namespace
 
 Round::Shape Round::lay_given(const Stream& stream, const Tree& tree) {
   Shape shape;
@@ -52,11 +46,7 @@ double Round::measure_verify(const Stream& stream, int64_t rows) {
     depth[i] = i == 0 ? 0 : depth[static_cast<size_t>(parent[i])] + 1;
   }
   const Shape shape = lay_given(stream, {rows - 1, token, parent, depth, weight});
-  SubmitKey key = shape.key();
-  key.back() = kGivenKey;
-  send();
-  ops_.submit(&key, [&] { run_given(shape, true); });
-  return ops_.wait()[Stage::verify];
+  return execute(Work::given, shape)[Stage::verify];
 }
 
 double Round::measure_draft(const Stream& stream, int64_t depths) {
@@ -65,25 +55,12 @@ double Round::measure_draft(const Stream& stream, int64_t depths) {
   task.plan.budget = 2 * depths;
   task.plan.depths = depths;
   const Shape shape = lay_plan({{&task, 1}, {}});
-  SubmitKey key = shape.key();
-  key.back() = kDraftKey;
-  send();
-  ops_.submit(&key, [&] {
-    draft(shape);
-    ops_.mark(Stage::draft);
-  });
-  return ops_.wait()[Stage::draft];
+  return execute(Work::draft, shape)[Stage::draft];
 }
 
 std::span<const float> Round::verify(const Stream& stream, const Tree& given, bool poison_scratch) {
-  if (poison_scratch) {
-    const std::vector<std::byte> nan(latent_scratch_.bytes(), std::byte{0xff});   // in any floating-point type
-    ops_.copy_in(latent_scratch_, 0, nan.data(), nan.size());
-  }
   const Shape shape = lay_given(stream, given);
-  send();
-  ops_.submit(nullptr, [&] { run_given(shape, false); });
-  ops_.wait();
+  execute(poison_scratch ? Work::poisoned_verify : Work::verify, shape);
   given_logits_.resize(static_cast<size_t>((given.n_nodes + 1) * vocab_));
   ops_.copy_out(logits_, 0, given_logits_.data(), given_logits_.size() * sizeof(float));
   return given_logits_;

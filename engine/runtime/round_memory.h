@@ -2,6 +2,7 @@
 // them are sized at construction, so that work recorded once finds them where they were.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -119,6 +120,16 @@ class RoundLists {
     return reinterpret_cast<const T*>(memory_.device() + at);
   }
   void send() { ops_.send(memory_, used_); }
+
+  // Of several ranks: what rank 0 has added becomes this rank's.
+  const std::byte* host() const { return memory_.host(); }
+  std::byte* device() const { return memory_.device(); }
+  size_t bytes() const { return used_; }
+  void receive(const std::byte* from, size_t bytes) {
+    begin(bytes);
+    std::copy_n(from, bytes, memory_.host());
+    used_ = bytes;
+  }
 
  private:
   Ops& ops_;

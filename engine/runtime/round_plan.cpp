@@ -96,6 +96,7 @@ void Round::lay_streams(const RoundPlan& plan, Shape& shape) {
     first += task.plan.budget + 1;
   }
   shape.streams = static_cast<int64_t>(plan.decode.size());
+  shape.all_streams = n;
   shape.rows = shape.logits = shape.kept = first;
   *in_.counts.host = {static_cast<int32_t>(plan.decode.size()), 0, 0, 0};
 }

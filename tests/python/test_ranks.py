@@ -1,5 +1,6 @@
 """Ranks as processes: bytes and sums under mpirun, on one host and on two; ranks that fail, hang or die, by name."""
 
+import json
 import os
 import pathlib
 import re
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from conftest import ROOT, clean_environment
+from conftest import ROOT, RUN, clean_environment, kdtree_run
 
 HOOKS = os.environ.get("KDTREE_TEST_HOOKS")
 CHECK = pathlib.Path(HOOKS).parents[1] / "ranks" / "check_ranks" if HOOKS else None
@@ -18,10 +19,10 @@ MPIRUN = shutil.which("mpirun")
 pytestmark = pytest.mark.skipif(not MPIRUN or not CHECK or not CHECK.exists(), reason="needs Open MPI and the C++ tests")
 
 
-def launch(n, *arguments, mpi=(), prefix=(), timeout=240):
+def launch(n, *arguments, mpi=(), prefix=(), program=CHECK, timeout=240):
   """(exit code, what the ranks printed, seconds)."""
   environment = {**clean_environment(), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-  command = [*prefix, MPIRUN, "--oversubscribe", "-n", str(n), *mpi, CHECK, *map(str, arguments)]
+  command = [*prefix, MPIRUN, "--oversubscribe", "-n", str(n), *mpi, program, *map(str, arguments)]
   start = time.monotonic()
   done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
   return done.returncode, done.stdout + done.stderr, time.monotonic() - start
@@ -90,9 +91,23 @@ def two_hosts(tmp_path):
       subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
+def network(agent):
+  return ["--mca", "plm_rsh_agent", agent, "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "10.211.55.0/24",
+          "--mca", "oob_tcp_if_include", "10.211.55.0/24", "--host", "10.211.55.1:2,10.211.55.2:2"]
+
+
 def test_two_hosts(two_hosts):
   names, agent = two_hosts
-  network = ["--mca", "plm_rsh_agent", agent, "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "10.211.55.0/24",
-             "--mca", "oob_tcp_if_include", "10.211.55.0/24", "--host", "10.211.55.1:2,10.211.55.2:2"]
-  code, out, _ = launch(4, "moves", mpi=network, prefix=["ip", "netns", "exec", names[0]])
+  code, out, _ = launch(4, "moves", mpi=network(agent), prefix=["ip", "netns", "exec", names[0]])
   assert code == 0 and sorted(re.findall(r"rank (\d): ok", out)) == ["0", "1", "2", "3"], out
+
+
+def test_the_engine_on_two_hosts(two_hosts):
+  """The tokens of as many ranks in one process."""
+  names, agent = two_hosts
+  generate = ["generate", "--prompt", "def add(a, b):", "--max-tokens", "24", "--ignore-eos", "--json"]
+  models = ["-x", "KDTREE_MODELS_DIR"] if "KDTREE_MODELS_DIR" in os.environ else []
+  code, out, _ = launch(4, *generate, mpi=[*network(agent), *models], prefix=["ip", "netns", "exec", names[0]], program=RUN)
+  assert code == 0, out
+  threads = json.loads(kdtree_run(*generate, "--tp", "4").stdout)
+  assert json.loads(out[out.index("{"):out.rindex("}") + 1])["token_ids"] == threads["token_ids"]

@@ -2,14 +2,16 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 
 #include "ops/ops.h"
 
 namespace kdt::test {
 
-class FailingOps final : public Ops {
+class FailingOps : public Ops {
  public:
   // `left`: calls of operations that succeed; negative: all of them.
   FailingOps(std::unique_ptr<Ops> real, std::shared_ptr<std::atomic<int64_t>> left)
@@ -86,13 +88,27 @@ class FailingOps final : public Ops {
 #undef KDT_FORWARD
 
  private:
-  void count(const char* op) {
+  virtual void count(const char* op) {
     if (left_->load() < 0) return;
     if (left_->fetch_sub(1) == 0) throw std::runtime_error(std::string("ops.") + op + ": injected: expected to run");
   }
 
   std::unique_ptr<Ops> real_;
   std::shared_ptr<std::atomic<int64_t>> left_;
+};
+
+// A backend whose operations wait as long as `hang` says so.
+class HangingOps final : public FailingOps {
+ public:
+  HangingOps(std::unique_ptr<Ops> real, std::shared_ptr<std::atomic<bool>> hang)
+      : FailingOps(std::move(real), nullptr), hang_(std::move(hang)) {}
+
+ private:
+  void count(const char*) override {
+    while (*hang_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+  std::shared_ptr<std::atomic<bool>> hang_;
 };
 
 }  // namespace kdt::test

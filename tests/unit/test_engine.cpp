@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "cpu/cpu_ops.h"
 #include "runtime/engine.h"
 #include "support/failing_ops.h"
 #include "support/test_backend.h"
@@ -32,7 +33,7 @@ std::unique_ptr<Engine> make_engine(std::shared_ptr<std::atomic<int64_t>> left =
   options.max_budget = 32;
   if (change) change(options);
   if (!left) left = std::make_shared<std::atomic<int64_t>>(-1);
-  return std::make_unique<Engine>(options, [left] { return std::make_unique<FailingOps>(make_test_ops(2), left); });
+  return std::make_unique<Engine>(options, [left](Communicator*) { return std::make_unique<FailingOps>(make_test_ops(2), left); });
 }
 
 RequestSettings settings_of(int64_t n_prompt, int64_t max_tokens, uint64_t seed = 0) {
@@ -231,4 +232,89 @@ TEST_CASE("an engine that is destroyed ends what runs") {
   read_all(*queued);
   CHECK(running->result().finish == Finish::cancelled);
   CHECK(queued->result().finish == Finish::cancelled);
+}
+
+namespace {
+
+// Four ranks of the bundled model, the third of which is what `of_third` makes of its backend.
+std::unique_ptr<Engine> make_ranks(const std::function<std::unique_ptr<Ops>(std::unique_ptr<Ops>)>& of_third,
+                                   std::chrono::milliseconds deadline) {
+  const char* root = std::getenv("KDTREE_SOURCE_ROOT");
+  EngineOptions options;
+  options.model_path = std::string(root ? root : ".") + "/models/tiny-k2";
+  options.draft_path = options.model_path + "-dflash";
+  options.max_context = 512;
+  options.tp = 4;
+  options.rank_deadline = deadline;
+  return std::make_unique<Engine>(options, [&](Communicator* comm) {
+    std::unique_ptr<Ops> ops = make_cpu_ops(1, "", comm);
+    return comm->rank() == 2 && of_third ? of_third(std::move(ops)) : std::move(ops);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("ranks yield what they yield, every time") {
+  std::vector<std::vector<int32_t>> texts;
+  for (int run = 0; run < 2; ++run) {
+    const auto engine = make_ranks({}, std::chrono::seconds(60));
+    const auto a = engine->submit(settings_of(20, 30, 1)), b = engine->submit(settings_of(30, 30, 2));
+    texts.push_back(read_all(*a));
+    texts.push_back(read_all(*b));
+    std::vector<float> logits(static_cast<size_t>(40 * engine->vocab_size()));
+    engine->score(settings_of(40, 1).prompt, logits.data());
+    CHECK(std::isfinite(logits.back()));
+  }
+  CHECK(texts[0].size() == 30);
+  CHECK(texts[0] == texts[2]);
+  CHECK(texts[1] == texts[3]);
+}
+
+TEST_CASE("an operation that fails on one rank fails the engine by that rank's name") {
+  const auto left = std::make_shared<std::atomic<int64_t>>(-1);
+  const auto engine = make_ranks([&](std::unique_ptr<Ops> ops) { return std::make_unique<FailingOps>(std::move(ops), left); },
+                                 std::chrono::seconds(60));
+  const auto request = engine->submit(settings_of(20, 400));
+  const auto other = engine->submit(settings_of(20, 400, 3));
+  while (request->next(1, -1).empty()) {
+  }
+  *left = 25;
+  read_all(*request);
+  read_all(*other);
+  for (const auto& ended : {request, other}) {
+    CHECK(ended->result().finish == Finish::error);
+    CHECK(ended->result().error.find("rank 2: ops.") != std::string::npos);
+    CHECK(ended->result().error.find("injected") != std::string::npos);
+  }
+  CHECK(engine->health().failed);
+  CHECK(status_of([&] { engine->submit(settings_of(4, 4)); }) == Status::engine_failed);
+}
+
+TEST_CASE("a rank that hangs is named within the deadline, while the engine works and while it is idle") {
+  for (const bool idle : {false, true}) {
+    const auto hang = std::make_shared<std::atomic<bool>>(false);
+    const auto engine = make_ranks([&](std::unique_ptr<Ops> ops) { return std::make_unique<HangingOps>(std::move(ops), hang); },
+                                   std::chrono::milliseconds(2000));
+    const auto request = engine->submit(settings_of(20, idle ? 8 : 400));
+    if (idle) read_all(*request);
+    else
+      while (request->next(1, -1).empty()) {
+      }
+    // Idle ranks meet, and nobody is missed.
+    if (idle) std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+    CHECK_FALSE(engine->health().failed);
+    *hang = true;
+    const auto last = idle ? engine->submit(settings_of(20, 400)) : request;
+    read_all(*last);
+    CHECK(last->result().finish == Finish::error);
+    CHECK(last->result().error.find("rank 2: no answer within 2000 ms") != std::string::npos);
+    *hang = false;
+  }
+}
+
+TEST_CASE("a rank that cannot load ends the start with its own error") {
+  CHECK(status_of([] {
+    make_ranks([](std::unique_ptr<Ops>) -> std::unique_ptr<Ops> { throw Error(Status::out_of_memory, "memory: none: expected some"); },
+               std::chrono::seconds(60));
+  }) == Status::out_of_memory);
 }
