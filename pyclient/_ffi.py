@@ -6,7 +6,6 @@ cffi releases the GIL around every call, so other Python threads run while the e
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from typing import Any
 
 import cffi
 
+from ._arguments import integer, number, shown, wrong_type
 from ._errors import BY_STATUS_NAME, InternalError, InvalidArgument, KdtreeError, ReadFailed
 from ._locate import package_file
 
@@ -31,7 +31,8 @@ class Api:
     try:
       with open(header_path, encoding="utf-8") as header:
         self.ffi.cdef(declarations(header.read()))
-      self.lib: Any = self.ffi.dlopen(library_path)
+      # Never unloaded: the end of a handle may come late in the interpreter's own.
+      self.lib: Any = self.ffi.dlopen(library_path, self.ffi.RTLD_NOW | self.ffi.RTLD_NODELETE)
     except OSError as error:
       raise ReadFailed(f"{library_path}: {error}: expected the shared library of kdtree-engine") from error
     try:
@@ -70,16 +71,20 @@ class Api:
         return out, n[0]
       capacity = n[0]
 
-  def token_ids(self, ids: Iterable[int]) -> Any:
+  def token_ids(self, field: str, ids: Iterable[int], expected: str = "a sequence of token ids") -> Any:
     """An int32_t array of token ids; InvalidArgument for one that is no 32-bit integer."""
     if isinstance(ids, (str, bytes, bytearray, memoryview)):
-      raise TypeError(f"token ids: {type(ids).__name__}: expected a sequence of integers")
-    values = [operator.index(token) for token in ids]
+      raise wrong_type(field, ids, expected)
+    try:
+      items = list(ids)
+    except TypeError:
+      raise wrong_type(field, ids, expected) from None
+    values = [integer(f"{field}[{i}]", token) for i, token in enumerate(items)]
     try:
       return self.ffi.new("int32_t[]", values)
     except OverflowError:
-      wrong = next(v for v in values if not -2**31 <= v < 2**31)
-      raise InvalidArgument(f"token id: {wrong}: expected an id of the vocabulary") from None
+      i = next(i for i, value in enumerate(values) if not -2**31 <= value < 2**31)
+      raise InvalidArgument(f"{field}[{i}]: {shown(values[i])}: expected a token id of the vocabulary") from None
 
 
 def declarations(header: str) -> str:
@@ -92,6 +97,8 @@ def declarations(header: str) -> str:
 
 def utf8(field: str, text: str) -> bytes:
   """The UTF-8 bytes of a text; InvalidArgument when it has lone surrogates."""
+  if not isinstance(text, str):
+    raise wrong_type(field, text, "a string")
   try:
     return text.encode("utf-8")
   except UnicodeEncodeError as error:
@@ -101,19 +108,25 @@ def utf8(field: str, text: str) -> bytes:
 def path_bytes(field: str, path: str | os.PathLike[str] | None) -> bytes | None:
   if path is None:
     return None
-  name = os.fsencode(path)
+  try:
+    name = os.fsencode(path)
+  except TypeError:
+    raise wrong_type(field, path, "a path") from None
+  except UnicodeEncodeError:
+    raise InvalidArgument(f"{field}: {shown(path)}: expected a path of Unicode text") from None
   if b"\0" in name:
-    raise InvalidArgument(f"{field}: {os.fspath(path)!r}: expected a path without NUL")
+    raise InvalidArgument(f"{field}: {shown(os.fspath(path))}: expected a path without NUL")
   return name
 
 
 def assign(options: Any, **fields: Any) -> None:
-  """Sets fields of an options struct; InvalidArgument for an integer that its field cannot hold."""
+  """Sets number fields of an options struct; InvalidArgument for an integer that its field cannot hold."""
   for name, value in fields.items():
+    checked = number(name, value) if isinstance(getattr(options, name), float) else integer(name, value)
     try:
-      setattr(options, name, value)
+      setattr(options, name, checked)
     except OverflowError:
-      raise InvalidArgument(f"{name}: {value}: expected an integer within its range") from None
+      raise InvalidArgument(f"{name}: {shown(value)}: expected an integer within its range") from None
 
 
 @functools.cache

@@ -5,9 +5,9 @@ from __future__ import annotations
 import collections
 import math
 import os
-import weakref
 from typing import Any
 
+from . import _owner
 from ._errors import EngineFailed, SessionClosed
 from ._ffi import Api
 from .result import Result, Token
@@ -16,14 +16,12 @@ _EVENTS_PER_CALL = 64
 
 
 class Generation:
-  """Owns a kdt_request. One thread at a time, but for cancel()."""
+  """Owns a kdt_request, from before submit writes it to `slot`. One thread at a time, but for cancel()."""
 
-  def __init__(self, api: Api, request: Any, logprobs: bool, prompt_logprobs: bool) -> None:
+  def __init__(self, api: Api, *, logprobs: bool, prompt_logprobs: bool) -> None:
     self._api = api
-    self._request = request
-    # Not at interpreter exit: a daemon thread may still be waiting on the request then, and closing the engine ends it.
     self._process = os.getpid()
-    weakref.finalize(self, _destroy, api, request, self._process).atexit = False
+    self.slot = _owner.slot(api, "kdt_request", api.lib.kdt_request_destroy)
     self._events = api.ffi.new("kdt_event[]", _EVENTS_PER_CALL)
     self._n_events = api.ffi.new("int64_t *")
     self._logprobs = logprobs
@@ -41,10 +39,12 @@ class Generation:
     """Takes what events there are, after waiting so long for the first; False: none came."""
     api, lib = self._api, self._api.lib
     self._check_process()
-    status = lib.kdt_request_next(self._request, self._events, _EVENTS_PER_CALL, self._n_events, wait_ms)
+    status = lib.kdt_request_next(self.slot[0], self._events, _EVENTS_PER_CALL, self._n_events, wait_ms)
     if status == lib.KDT_ERR_TIMEOUT:
       return False
     api.check(status)
+    if not self._n_events[0]:   # the last event was handed out before, to a call that an interrupt cut short
+      self._finish()
     for i in range(self._n_events[0]):
       event = self._events[i]
       text = bytes(api.ffi.buffer(event.text, event.text_bytes)).decode("utf-8") if event.text_bytes else ""
@@ -63,13 +63,15 @@ class Generation:
     return True
 
   def cancel(self) -> None:
+    """Nothing to do before it is submitted."""
     self._check_process()
-    self._api.check(self._api.lib.kdt_request_cancel(self._request))
+    if self.slot[0]:
+      self._api.check(self._api.lib.kdt_request_cancel(self.slot[0]))
 
   def descriptor(self) -> int:
     """Polls readable while take(0) would find something; closed with the request."""
     fd = self._api.ffi.new("int32_t *")
-    self._api.check(self._api.lib.kdt_request_fd(self._request, fd))
+    self._api.check(self._api.lib.kdt_request_fd(self.slot[0], fd))
     return int(fd[0])
 
   def raise_failure(self) -> None:
@@ -97,7 +99,7 @@ class Generation:
     api, lib = self._api, self._api.lib
     out = api.ffi.new("kdt_result *")
     out.struct_size = api.ffi.sizeof("kdt_result")
-    api.check(lib.kdt_request_result(self._request, out))
+    api.check(lib.kdt_request_result(self.slot[0], out))
     if out.finish_reason == lib.KDT_FINISH_ERROR:
       self._error = api.text(out.error)
     self.result = Result(
@@ -123,11 +125,6 @@ class Generation:
       top_logprobs=[token.top_logprobs or {} for token in self._tokens] if self._logprobs else None,
       prompt_logprobs=[token.logprob for token in self._prompt] if self._prompt_logprobs else None,
       prompt_top_logprobs=[token.top_logprobs or {} for token in self._prompt] if self._prompt_logprobs else None)
-
-
-def _destroy(api: Api, request: Any, process: int) -> None:
-  if process == os.getpid():  # in a forked child nobody would ever let go of its locks
-    api.lib.kdt_request_destroy(request)
 
 
 def _given(logprob: float | None) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import weakref
 from typing import Any, Literal, NamedTuple
 
 from ._ffi import Api, utf8
@@ -69,10 +68,9 @@ class ReplyReader:
   Control tokens count only as token ids: text that looks like one is text. One thread at a time.
   """
 
-  def __init__(self, api: Api, handle: Any) -> None:
+  def __init__(self, api: Api, slot: Any) -> None:
     self._api = api
-    self._handle = handle
-    weakref.finalize(self, api.lib.kdt_reply_destroy, handle).atexit = False
+    self._slot = slot
     self._kinds: dict[int, PartKind] = {
       api.lib.KDT_PART_REASONING: "reasoning", api.lib.KDT_PART_CONTENT: "content",
       api.lib.KDT_PART_TOOL_BEGIN: "tool_begin", api.lib.KDT_PART_TOOL_ARGUMENTS: "tool_arguments"}
@@ -85,13 +83,14 @@ class ReplyReader:
     token_id, text = (None, token) if isinstance(token, str) else (token.id, token.text)
     data = utf8("text", text)
     with self._lock:
-      self._api.check(self._api.lib.kdt_reply_push(self._handle, -1 if token_id is None else token_id, data, len(data)))
+      status = self._api.lib.kdt_reply_push(self._slot[0], -1 if token_id is None else token_id, data, len(data))
+      self._api.check(status)
       return self._parts()
 
   def finish(self) -> list[Part]:
     """The turn has ended: the parts of what was held back. No token may follow."""
     with self._lock:
-      self._api.check(self._api.lib.kdt_reply_finish(self._handle))
+      self._api.check(self._api.lib.kdt_reply_finish(self._slot[0]))
       return self._parts()
 
   def reply(self, result: Result) -> ChatReply:
@@ -101,8 +100,8 @@ class ReplyReader:
       tool_calls=[ToolCall(id=begin.id, name=begin.name, arguments="".join(texts)) for begin, texts in self._calls])
 
   def _parts(self) -> list[Part]:
-    api = self._api
-    out, n = api.filled("kdt_part", 4, lambda out, capacity, n: api.lib.kdt_reply_parts(self._handle, out, capacity, n))
+    api, reply = self._api, self._slot[0]
+    out, n = api.filled("kdt_part", 4, lambda out, capacity, n: api.lib.kdt_reply_parts(reply, out, capacity, n))
     parts = []
     for i in range(n):
       text = bytes(api.ffi.buffer(out[i].text, out[i].text_bytes)).decode("utf-8") if out[i].text_bytes else ""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from . import _ffi
+from ._arguments import flag, integer, number, shown, wrong_type
 from ._errors import InvalidArgument
 
 Speculate = Literal["auto", "off", "chain", "tree"]
 Ranking = Literal["auto", "plain", "noise"]
+
+_MAX_SECONDS = (2**31 - 1) // 1000   # the library takes milliseconds as int32_t
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -89,18 +92,22 @@ def request_options(
     ranking: Ranking = "auto", priority: int = 0, timeout: float | None = None) -> tuple[Any, list[Any]]:
   """The struct, and what it points to: that must live until submit has copied it. `prompt`: an int32_t array."""
   lib = api.lib
+  if not len(prompt):
+    raise InvalidArgument("prompt: empty: expected at least one token")
   options = api.options("kdt_request_options", lib.kdt_request_options_init)
+  options.prompt, options.n_prompt = prompt, len(prompt)
   _ffi.assign(
-    options, prompt=prompt, n_prompt=len(prompt), max_tokens=max_tokens, min_tokens=min_tokens,
+    options, max_tokens=max_tokens, min_tokens=min_tokens,
     temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, choice=choice,
     repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     speculate=_choice(lib, "speculate", "KDT_SPECULATE_", speculate, ("auto", "off", "chain", "tree")),
     ranking=_choice(lib, "ranking", "KDT_RANKING_", ranking, ("auto", "plain", "noise")),
-    spine=bool(spine), ignore_eos=bool(ignore_eos), skip_special_tokens=bool(skip_special_tokens), priority=priority)
+    spine=flag("spine", spine), ignore_eos=flag("ignore_eos", ignore_eos),
+    skip_special_tokens=flag("skip_special_tokens", skip_special_tokens), priority=priority)
   for field, count in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
     if count is not None:
-      if count < 0:
-        raise InvalidArgument(f"{field}: {count}: expected 0 to 20, or None for none")
+      if integer(field, count) < 0:
+        raise InvalidArgument(f"{field}: {shown(count)}: expected 0 to 20, or None for none")
       _ffi.assign(options, **{field: count})
   if seed is not None:
     _ffi.assign(options, has_seed=1, seed=seed)
@@ -111,46 +118,63 @@ def request_options(
   if timeout is not None:
     _ffi.assign(options, timeout_ms=milliseconds("timeout", timeout))
   owned = [prompt]
-  if logit_bias:
-    tokens = api.token_ids(logit_bias.keys())
-    values = api.ffi.new("float[]", [float(value) for value in logit_bias.values()])
+  if logit_bias is not None:
+    if not isinstance(logit_bias, Mapping):
+      raise wrong_type("logit_bias", logit_bias, "a mapping of token ids to numbers")
+    tokens = api.token_ids("logit_bias", logit_bias.keys())
+    values = api.ffi.new("float[]", [number(f"logit_bias[{token}]", value) for token, value in logit_bias.items()])
     options.bias_tokens, options.bias_values, options.n_bias = tokens, values, len(tokens)
     owned += [tokens, values]
-  if stop:
-    strings = [_stop_string(api, i, text) for i, text in enumerate([stop] if isinstance(stop, str) else stop)]
+  if stop is not None:
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, Iterable):
+      raise wrong_type("stop", texts, "a string or several")
+    strings = [_stop_string(api, i, text) for i, text in enumerate(texts)]
     options.stop = array = api.ffi.new("char *[]", strings)
     options.n_stop = len(strings)
     owned += [array, *strings]
   if stop_token_ids is not None:
-    options.stop_tokens = ids = api.token_ids(stop_token_ids)
+    options.stop_tokens = ids = api.token_ids("stop_token_ids", stop_token_ids)
     options.n_stop_tokens = len(ids)
     owned.append(ids)
   return options, owned
 
 
 def milliseconds(field: str, seconds: float) -> int:
-  """Whole milliseconds, rounded up; InvalidArgument unless `seconds` is a positive number."""
-  if not 0 < seconds < math.inf:
-    raise InvalidArgument(f"{field}: {seconds}: expected a positive number of seconds, or None for no limit")
+  """Whole milliseconds, rounded up; InvalidArgument unless `seconds` is a positive number that an int32_t can hold."""
+  if not 0 < number(field, seconds) <= _MAX_SECONDS:
+    raise InvalidArgument(f"{field}: {shown(seconds)}: expected a positive number of seconds up to {_MAX_SECONDS}, or "
+                          "None for no limit")
   return math.ceil(seconds * 1000)
 
 
 def n_choices(n: int) -> int:
   """A number of choices; InvalidArgument unless positive."""
-  if operator.index(n) < 1:
-    raise InvalidArgument(f"n: {n}: expected at least 1")
+  if integer("n", n) < 1:
+    raise InvalidArgument(f"n: {shown(n)}: expected at least 1")
   return n
 
 
+def check_names(method: str, options: Mapping[str, Any]) -> None:
+  """TypeError for a keyword argument of Session's `method` that is no option."""
+  known = GenerateOptions.__optional_keys__
+  for name in options:
+    if name not in known:
+      near = difflib.get_close_matches(name, sorted(known), n=1)
+      raise TypeError(f"Session.{method}() got an unexpected option {name!r}: expected "
+                      + (f"perhaps {near[0]!r}" if near else "one of GenerateOptions"))
+
+
 def _stop_string(api: _ffi.Api, index: int, text: str) -> Any:
-  if not isinstance(text, str):
-    raise TypeError(f"stop[{index}]: {type(text).__name__}: expected a string")
-  if "\0" in text:
-    raise InvalidArgument(f"stop[{index}]: {text!r}: expected a string without NUL")
-  return api.ffi.new("char[]", _ffi.utf8(f"stop[{index}]", text))
+  data = _ffi.utf8(f"stop[{index}]", text)
+  if not data:
+    raise InvalidArgument(f"stop[{index}]: empty: expected 1 to 1024 bytes")
+  if b"\0" in data:
+    raise InvalidArgument(f"stop[{index}]: {shown(text)}: expected a string without NUL")
+  return api.ffi.new("char[]", data)
 
 
 def _choice(lib: Any, field: str, prefix: str, value: str, choices: tuple[str, ...]) -> int:
   if value not in choices:
-    raise InvalidArgument(f"{field}: {value!r}: expected one of {', '.join(choices)}")
+    raise InvalidArgument(f"{field}: {shown(value)}: expected one of {', '.join(choices)}")
   return int(getattr(lib, prefix + value.upper()))

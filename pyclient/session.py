@@ -7,22 +7,24 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Unpack, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import numpy as np
 
-from . import _ffi
+from . import _ffi, _owner
+from ._arguments import flag, number, shown
 from ._engine import Engine
 from ._errors import InvalidArgument
 from ._generation import Generation
 from .async_stream import AsyncStream, finish_concurrently
 from .chat import ChatReply, ReplyReader
-from .options import GenerateOptions, SamplingOptions, milliseconds, n_choices, request_options
+from .options import GenerateOptions, SamplingOptions, check_names, milliseconds, n_choices, request_options
 from .result import Health, Result
 from .stream import Stream, finish_together
 
 FigureKind = Literal["counter", "gauge", "histogram"]
+Running = TypeVar("Running", Stream, AsyncStream)
 
 # How long one wait for a drain lasts at most: Python delivers Ctrl-C between two of them.
 _WAIT_SLICE_MS = 100
@@ -70,12 +72,10 @@ class Session:
     options = api.options("kdt_engine_options", api.lib.kdt_engine_options_init)
     _ffi.assign(options, threads=threads, max_context=max_context, prefill_chunk=prefill_chunk, max_budget=max_budget,
                 max_streams=max_streams, max_waiting=max_waiting, kv_tokens=kv_tokens,
-                no_prefix_cache=not prefix_cache, device=device, tp=tp,
+                no_prefix_cache=not flag("prefix_cache", prefix_cache), device=device, tp=tp,
                 rank_deadline_ms=0 if rank_deadline is None else milliseconds("rank_deadline", rank_deadline))
     (options.model_path, options.draft_path, options.chat_format, options.cpu_target, options.backend) = texts
-    out = api.ffi.new("kdt_engine **")
-    api.check(api.lib.kdt_engine_create(options, out))
-    self._engine = Engine(api, out[0])
+    self._engine = Engine(api, options)
     self._close = weakref.finalize(self, self._engine.close)
 
   def __enter__(self) -> Session:
@@ -85,7 +85,11 @@ class Session:
     self.close()
 
   def close(self) -> None:
-    """Cancels what still runs, waits for calls of other threads and frees the engine. May be called again."""
+    """Cancels what still runs, waits for calls of other threads and frees the engine. May be called again.
+
+    A signal handler may call it too. If it interrupted a call of this session, close() returns at once, and the engine
+    is freed when that call is over: `score` returns its result or, like `drain`, raises SessionClosed.
+    """
     self._engine.close()
     self._close.detach()
 
@@ -111,24 +115,29 @@ class Session:
     prompt: text (special-token strings in it are text; no BOS is added) or token ids.
     options: the keyword arguments that `GenerateOptions` describes.
 
-    Ctrl-C cancels the generation. If another thread closes the session, finish_reason is "cancelled". Raises
-    InvalidArgument, ContextLength, QueueFull, ShuttingDown, EngineFailed, SessionClosed.
+    Ctrl-C cancels the generation, wherever it comes. If another thread closes the session, finish_reason is
+    "cancelled". Raises InvalidArgument, ContextLength, QueueFull, ShuttingDown, EngineFailed, SessionClosed; TypeError
+    for an option that there is not, or of another type.
     """
+    stream = flag("stream", stream)
     if n is not None:
       if stream:
-        raise InvalidArgument(f"n: {n}: expected none with stream=True")
-      return finish_together(self._choices(prompt, n, options))
-    running = self.stream(prompt, **options)
+        raise InvalidArgument(f"n: {shown(n)}: expected none with stream=True")
+      return finish_together(self._choices("generate", prompt, n, options))
+    running = self._start(Stream, "generate", prompt, options)
     if stream:
       return running
-    with running:
+    try:
       for _ in running:
         pass
+    except BaseException:
+      running.cancel()
+      raise
     return running.result
 
   def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
     """Starts a generation and returns the iterator of its `Token`s at once. The arguments are those of `generate`."""
-    return Stream(self._submit(prompt, options))
+    return self._start(Stream, "stream", prompt, options)
 
   @overload
   async def agenerate(self, prompt: str | Sequence[int], *, n: None = None,
@@ -142,12 +151,12 @@ class Session:
                       **options: Unpack[GenerateOptions]) -> Result | list[Result]:
     """`generate` for asyncio. No thread waits; cancelling the task cancels the generation."""
     if n is not None:
-      return await finish_concurrently(self._choices(prompt, n, options))
-    return await self.astream(prompt, **options).finish()
+      return await finish_concurrently(self._choices("agenerate", prompt, n, options))
+    return await self._start(AsyncStream, "agenerate", prompt, options).finish()
 
   def astream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> AsyncStream:
     """`stream` for asyncio: `async for token in session.astream(...)`. Cancelling the task cancels the generation."""
-    return AsyncStream(self._submit(prompt, options))
+    return self._start(AsyncStream, "astream", prompt, options)
 
   def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, *,
            thinking: bool | None = None, preserve_thinking: bool = False,
@@ -158,9 +167,13 @@ class Session:
     the model writes as a call is content.
     """
     reader = self.reply_reader(thinking=thinking, tools=bool(tools))
-    with self.stream(self.chat_tokens(messages, tools, thinking, preserve_thinking), **options) as running:
+    running = self._start(Stream, "chat", self.chat_tokens(messages, tools, thinking, preserve_thinking), options)
+    try:
       for token in running:
         reader.push(token)
+    except BaseException:
+      running.cancel()
+      raise
     reader.finish()
     return reader.reply(running.result)
 
@@ -169,7 +182,8 @@ class Session:
                   **options: Unpack[SamplingOptions]) -> ChatReply:
     """`chat` for asyncio."""
     reader = self.reply_reader(thinking=thinking, tools=bool(tools))
-    async with self.astream(self.chat_tokens(messages, tools, thinking, preserve_thinking), **options) as running:
+    ids = self.chat_tokens(messages, tools, thinking, preserve_thinking)
+    async with self._start(AsyncStream, "achat", ids, options) as running:
       async for token in running:
         reader.push(token)
     reader.finish()
@@ -177,42 +191,40 @@ class Session:
 
   def reply_reader(self, *, thinking: bool | None = None, tools: bool = False) -> ReplyReader:
     """Splits the tokens of a turn that is streamed; thinking and tools: as the turn is asked for."""
-    api, out = self._api, self._api.ffi.new("kdt_reply **")
-    with self._engine.use() as engine:
-      api.check(api.lib.kdt_reply_create(engine, _thinking(api, thinking), bool(tools), out))
-    return ReplyReader(api, out[0])
+    api, lib = self._api, self._api.lib
+    slot = _owner.slot(api, "kdt_reply", lib.kdt_reply_destroy)
+    api.check(self._engine.call(lib.kdt_reply_create, _thinking(api, thinking), flag("tools", tools), slot))
+    return ReplyReader(api, slot)
 
   # ---------------------------------------------------------------------------------------------- text and logits
 
   def score(self, token_ids: Iterable[int]) -> np.ndarray:
     """The target's logits at every position: float32 [n, vocab]. Blocks, and runs to its end even on Ctrl-C."""
     api, lib = self._api, self._api.lib
-    ids = api.token_ids(token_ids)
+    ids = api.token_ids("token_ids", token_ids)
     if not len(ids):
       raise InvalidArgument("token_ids: none: expected at least one")
     n = api.ffi.new("int64_t *")
-    with self._engine.use() as engine:
-      status = lib.kdt_engine_score(engine, ids, len(ids), api.ffi.NULL, 0, n)
-      if status != lib.KDT_ERR_BUFFER_TOO_SMALL:
-        api.check(status)
-      logits = np.empty(n[0], np.float32)
-      api.check(lib.kdt_engine_score(engine, ids, len(ids), api.ffi.from_buffer("float[]", logits), n[0], n))
+    status = self._engine.call(lib.kdt_engine_score, ids, len(ids), api.ffi.NULL, 0, n)
+    if status != lib.KDT_ERR_BUFFER_TOO_SMALL:
+      api.check(status)
+    logits = np.empty(n[0], np.float32)
+    out = api.ffi.from_buffer("float[]", logits)
+    api.check(self._engine.call(lib.kdt_engine_score, ids, len(ids), out, n[0], n))
     return logits.reshape(len(ids), -1)
 
   def tokenize(self, text: str) -> list[int]:
     """Token ids of a text. Special-token strings in it are text; no BOS is added."""
     api, data = self._api, _ffi.utf8("text", text)
-    with self._engine.use() as engine:
-      ids, n = api.filled("int32_t", len(data), lambda out, capacity, n: api.lib.kdt_tokenize(
-        engine, data, len(data), out, capacity, n))
+    ids, n = api.filled("int32_t", len(data), lambda out, capacity, n: self._engine.call(
+      api.lib.kdt_tokenize, data, len(data), out, capacity, n))
     return list(api.ffi.unpack(ids, n))
 
   def detokenize(self, ids: Iterable[int]) -> str:
     """The text of token ids; bytes that are no whole characters become U+FFFD. A special token yields its name."""
-    api, array = self._api, self._api.token_ids(ids)
-    with self._engine.use() as engine:
-      data, n = api.filled("char", 16 * len(array), lambda out, capacity, n: api.lib.kdt_detokenize(
-        engine, array, len(array), out, capacity, n))
+    api, array = self._api, self._api.token_ids("ids", ids)
+    data, n = api.filled("char", 16 * len(array), lambda out, capacity, n: self._engine.call(
+      api.lib.kdt_detokenize, array, len(array), out, capacity, n))
     return bytes(api.ffi.buffer(data, n)).decode("utf-8", "replace")
 
   def chat_tokens(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None,
@@ -226,10 +238,9 @@ class Session:
     api, lib = self._api, self._api.lib
     messages_json = _json("messages", messages)
     tools_json = api.ffi.NULL if tools is None else _json("tools", tools)
-    mode = _thinking(api, thinking)
-    with self._engine.use() as engine:
-      ids, n = api.filled("int32_t", len(messages_json) + 64, lambda out, capacity, n: lib.kdt_chat_encode(
-        engine, messages_json, tools_json, mode, bool(preserve_thinking), out, capacity, n))
+    mode, preserve = _thinking(api, thinking), flag("preserve_thinking", preserve_thinking)
+    ids, n = api.filled("int32_t", len(messages_json) + 64, lambda out, capacity, n: self._engine.call(
+      lib.kdt_chat_encode, messages_json, tools_json, mode, preserve, out, capacity, n))
     return list(api.ffi.unpack(ids, n))
 
   # ---------------------------------------------------------------------------------------------- the engine
@@ -238,11 +249,13 @@ class Session:
     """From now on generating and score raise ShuttingDown. Waits until nothing runs or waits any more; False: something
     still does after `timeout` seconds. May be called again."""
     api = self._api
-    end = None if timeout is None else time.monotonic() + max(timeout, 0)
+    end = None
+    if timeout is not None:
+      wait = 0 if number("timeout", timeout) <= 0 else milliseconds("timeout", timeout)
+      end = time.monotonic() + wait / 1000
     while True:
       left = _WAIT_SLICE_MS if end is None else min(_WAIT_SLICE_MS, int(1000 * (end - time.monotonic())))
-      with self._engine.use() as engine:
-        status = api.lib.kdt_engine_drain(engine, max(left, 0))
+      status = self._engine.call(api.lib.kdt_engine_drain, max(left, 0))
       if status != api.lib.KDT_ERR_TIMEOUT:
         api.check(status)
         return True
@@ -251,14 +264,12 @@ class Session:
 
   def cancel_all(self) -> None:
     """Cancels every generation, queued or running."""
-    with self._engine.use() as engine:
-      self._api.check(self._api.lib.kdt_engine_cancel_all(engine))
+    self._api.check(self._engine.call(self._api.lib.kdt_engine_cancel_all))
 
   def reset_prefix_cache(self) -> int:
     """Forgets the KV pages that are kept for later prompts and that no generation uses; how many those were."""
     n = self._api.ffi.new("int64_t *")
-    with self._engine.use() as engine:
-      self._api.check(self._api.lib.kdt_engine_reset_prefix_cache(engine, n))
+    self._api.check(self._engine.call(self._api.lib.kdt_engine_reset_prefix_cache, n))
     return int(n[0])
 
   def health(self) -> Health:
@@ -266,22 +277,26 @@ class Session:
     api = self._api
     out = api.ffi.new("kdt_health *")
     out.struct_size = api.ffi.sizeof("kdt_health")
-    with self._engine.use() as engine:
+
+    def read(engine: Any) -> Health:
       api.check(api.lib.kdt_engine_health(engine, out))
       return Health(failed=bool(out.failed), draining=bool(out.draining), running=out.running, waiting=out.waiting,
                     seconds_since_round=out.seconds_since_round, error=api.text(out.error))
 
+    return self._engine.call(read)
+
   def info(self) -> dict[str, Any]:
     """What was loaded: paths, backend, threads, the configs, byte counts, load times, the cost table."""
-    with self._engine.use() as engine:
-      return dict(json.loads(self._api.text(self._api.lib.kdt_engine_info_json(engine))))
+    api = self._api
+    return dict(json.loads(self._engine.call(lambda engine: api.text(api.lib.kdt_engine_info_json(engine)))))
 
   def stats(self) -> dict[str, float]:
     """The engine's running figures by series, in a stable order: `generation_tokens_total`,
     `request_success_total{finished_reason="stop"}`. Cheap, and safe while it decodes."""
     api, lib = self._api, self._api.lib
     n = api.ffi.new("int64_t *")
-    with self._engine.use() as engine:
+
+    def read(engine: Any) -> dict[str, float]:
       while True:
         capacity = n[0]
         names, values = api.ffi.new("char *[]", max(capacity, 1)), api.ffi.new("double[]", max(capacity, 1))
@@ -289,6 +304,8 @@ class Session:
         if status != lib.KDT_ERR_BUFFER_TOO_SMALL:
           api.check(status)
           return {api.text(names[i]): values[i] for i in range(n[0])}
+
+    return self._engine.call(read)
 
   def figure_families(self) -> dict[str, tuple[FigureKind, str]]:
     """The families of the series of `stats` (their names without `_bucket`, `_sum`, `_count`): kind and a line of
@@ -307,39 +324,53 @@ class Session:
 
   # ---------------------------------------------------------------------------------------------- inside
 
-  def _submit(self, prompt: str | Sequence[int], settings: GenerateOptions) -> Generation:
-    ids, sampling = self._prompt(prompt, settings)
-    return self._submit_ids(self._api.token_ids(ids), sampling)
+  def _start(self, reader: Callable[[Generation], Running], method: str, prompt: str | Sequence[int],
+             settings: GenerateOptions) -> Running:
+    """A new generation with what reads it; on an exception, Ctrl-C included, it is cancelled."""
+    ids, sampling = self._prompt(method, prompt, settings)
+    return self._submit(reader, self._ids(ids), sampling)
 
-  def _submit_ids(self, ids: Any, sampling: SamplingOptions) -> Generation:
+  def _submit(self, reader: Callable[[Generation], Any], ids: Any, sampling: SamplingOptions) -> Any:
     api = self._api
     options, _owned = request_options(api, ids, **sampling)
-    out = api.ffi.new("kdt_request **")
-    with self._engine.use() as engine:
-      api.check(api.lib.kdt_request_submit(engine, options, out))
-    return Generation(api, out[0], options.logprobs >= 0, options.prompt_logprobs >= 0)
+    generation = Generation(api, logprobs=options.logprobs >= 0, prompt_logprobs=options.prompt_logprobs >= 0)
+    try:
+      api.check(self._engine.call(api.lib.kdt_request_submit, options, generation.slot))
+      return reader(generation)
+    except BaseException:   # the traceback of an exception keeps the generation
+      generation.cancel()
+      raise
 
-  def _choices(self, prompt: str | Sequence[int], n: int, settings: GenerateOptions) -> list[Generation]:
+  def _choices(self, method: str, prompt: str | Sequence[int], n: int, settings: GenerateOptions) -> list[Generation]:
     """n generations of one seed. Dropped ones are cancelled, should a later one be refused."""
-    ids, sampling = self._prompt(prompt, settings)
+    ids, sampling = self._prompt(method, prompt, settings)
     if sampling.get("choice"):
-      raise InvalidArgument(f"choice: {sampling['choice']}: expected none beside n")
+      raise InvalidArgument(f"choice: {shown(sampling['choice'])}: expected none beside n")
     if sampling.get("seed") is None:
       sampling["seed"] = secrets.randbits(64)
-    array = self._api.token_ids(ids)
-    return [self._submit_ids(array, {**sampling, "choice": choice}) for choice in range(n_choices(n))]
+    array = self._ids(ids)
+    return [self._submit(_itself, array, {**sampling, "choice": choice}) for choice in range(n_choices(n))]
 
-  def _prompt(self, prompt: str | Sequence[int], settings: GenerateOptions) -> tuple[Sequence[int], SamplingOptions]:
+  def _ids(self, prompt: Sequence[int]) -> Any:
+    return self._api.token_ids("prompt", prompt, "text or a sequence of token ids")
+
+  def _prompt(self, method: str, prompt: str | Sequence[int],
+              settings: GenerateOptions) -> tuple[Sequence[int], SamplingOptions]:
     """The prompt's ids, and the settings without those that say how it is meant."""
+    check_names(method, settings)
     sampling: Any = dict(settings)
-    chat, thinking = sampling.pop("chat", False), sampling.pop("thinking", None)
+    chat, thinking = flag("chat", sampling.pop("chat", False)), sampling.pop("thinking", None)
     if thinking is not None and not chat:
-      raise InvalidArgument(f"thinking: {thinking}: expected chat=True beside it")
+      raise InvalidArgument(f"thinking: {shown(thinking)}: expected chat=True beside it")
     if chat:
       if not isinstance(prompt, str):
         raise InvalidArgument("prompt: token ids: expected text with chat=True")
       return self.chat_tokens([{"role": "user", "content": prompt}], thinking=thinking), sampling
     return self.tokenize(prompt) if isinstance(prompt, str) else prompt, sampling
+
+
+def _itself(generation: Generation) -> Generation:
+  return generation
 
 
 def _c_string(api: _ffi.Api, data: bytes | None) -> Any:
@@ -350,7 +381,7 @@ def _thinking(api: _ffi.Api, thinking: bool | None) -> int:
   lib = api.lib
   if thinking is None:
     return int(lib.KDT_THINKING_DEFAULT)
-  return int(lib.KDT_THINKING_ON if thinking else lib.KDT_THINKING_OFF)
+  return int(lib.KDT_THINKING_ON if flag("thinking", thinking) else lib.KDT_THINKING_OFF)
 
 
 def _json(field: str, value: Any) -> bytes:
