@@ -1,43 +1,19 @@
 // The C ABI of the question what fits.
 #include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/file.h"
-#include "capi/bundled.h"
 #include "capi/guard.h"
+#include "capi/presets.h"
 #include "checkpoint/capacity.h"
-#include "checkpoint/config_limits.h"
 
 using kdt::check_argument;
+using kdt::capi::Places;
 using kdt::capi::guarded;
 
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct Places {
-  std::string model, draft;   // draft empty: none
-};
-
-// A preset's folder holds a config.json and nothing else; `<name>-dflash` is its drafter.
-Places places_of(const kdt_capacity_options& o) {
-  check_argument((o.model_path != nullptr) != (o.preset != nullptr), "model_path and preset",
-                 o.model_path ? "both" : "neither", "one of them");
-  if (o.model_path) {
-    check_argument(*o.model_path != 0, "model_path", "empty", "a checkpoint directory");
-    return {o.model_path, o.draft_path ? o.draft_path : ""};
-  }
-  const std::string name = o.preset;
-  const auto presets = std::filesystem::path(kdt::capi::bundled_paths().model).parent_path() / "presets";
-  const bool plain = !name.empty() && name.find('/') == std::string::npos && name.find("..") == std::string::npos;
-  const std::string model = (presets / name).string(), draft = model + "-dflash";
-  check_argument(plain && kdt::file_exists(model + "/" + kdt::kConfigName), "preset", name,
-                 "a folder of " + presets.string() + " such as kimi-k2.6");
-  if (o.draft_path) return {model, o.draft_path};
-  return {model, kdt::file_exists(draft + "/" + kdt::kConfigName) ? draft : ""};
-}
 
 Json describe(const kdt_capacity_options& o, const Places& places, const kdt::Capacity& capacity) {
   Json weights = Json::object(), streams = Json::array(), steps = Json::array();
@@ -103,7 +79,7 @@ kdt_status kdt_capacity_json(const kdt_capacity_options* given, char* json, int6
     kdt::capi::copy_options(given, o);
     check_argument(std::isfinite(o.bandwidth) && o.bandwidth >= 0, "bandwidth", std::to_string(o.bandwidth),
                    "bytes a second, or 0");
-    const Places places = places_of(o);
+    const Places places = kdt::capi::places_of(o.model_path, o.preset, o.draft_path);
     const kdt::ModelConfig config = kdt::load_model_config(places.model);
     std::unique_ptr<kdt::DraftConfig> draft;
     if (!places.draft.empty()) {

@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <mutex>
+#include <numeric>
 
 #include "base/error.h"
 #include "checkpoint/cpu_packing.h"
+#include "checkpoint/int4_tiles.h"
 #include "cpu/cpu_ops.h"
 #include "cpu/kernels.h"
 
@@ -49,6 +52,38 @@ Buffer CpuOps::allocate(size_t bytes) {
   // Weights and KV are streamed once a pass: with small pages much of it would be page walks. A wish; refusal is fine.
   if (size >= kHugeFrom) madvise(data, size, MADV_HUGEPAGE);
   return Buffer(data, size, unmap);
+}
+
+size_t CpuOps::free_bytes() const {
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string field, rest; meminfo >> field; std::getline(meminfo, rest)) {
+    size_t kib = 0;
+    if (field == "MemAvailable:" && meminfo >> kib) return kib << 10;
+  }
+  struct sysinfo memory {};
+  sysinfo(&memory);
+  return static_cast<size_t>(memory.freeram) * memory.mem_unit;
+}
+
+// All threads over memory that no cache holds; the best of several passes.
+double CpuOps::read_bandwidth() {
+  constexpr size_t kWords = (size_t{256} << 20) / sizeof(uint64_t);
+  constexpr int kPasses = 3;
+  const Buffer memory = allocate(kWords * sizeof(uint64_t));
+  std::memset(memory.data(), 1, memory.bytes());
+  std::vector<uint64_t> sums(static_cast<size_t>(pool_.size()));
+  double best = 0;
+  for (int i = 0; i < kPasses; ++i) {
+    StageTimer timer;
+    pool_.run([&](int t) {
+      const auto share = pool_.share(static_cast<int64_t>(kWords), t);
+      sums[static_cast<size_t>(t)] = std::accumulate(memory.as<uint64_t>() + share.begin, memory.as<uint64_t>() + share.end,
+                                                     sums[static_cast<size_t>(t)]);
+    });
+    best = std::max(best, static_cast<double>(memory.bytes()) / timer.lap());
+  }
+  // The sums are what keeps the reads: a compiler cannot know that they are not zero.
+  return std::accumulate(sums.begin(), sums.end(), uint64_t{0}) == 0 ? 0 : best;
 }
 
 // A quarter of the machine, all ranks together: others live on it too.
@@ -124,6 +159,39 @@ Matrix CpuOps::upload_int4_gate_up(const Int4Source& gate, const Int4Source& up,
   pack_int4(up.packed, up.scale, up.n_out, up.n_in, group, 2, panels + int4_panel_words(up.n_in),
             scales + int4_panel_scales(up.n_in, group));
   return {panels, scales, gate.n_out + up.n_out, gate.n_in, group};
+}
+
+namespace {
+
+// Tiles taken back to a checkpoint's form, whose words are those of panels.
+struct Untiled {
+  std::vector<std::byte> words, scales;
+  explicit Untiled(const TileSource& source)
+      : words(static_cast<size_t>(source.n_out * source.n_in / 2)),
+        scales(static_cast<size_t>(source.n_out * source.n_in / kTileGroup * 2)) {
+    const int64_t n_groups = source.n_in / kTileGroup;
+    std::vector<std::byte*> row, scale_row;
+    for (int64_t i = 0; i < source.n_out; ++i) {
+      row.push_back(words.data() + i * source.n_in / 2);
+      scale_row.push_back(scales.data() + i * n_groups * 2);
+    }
+    tiles_to_int4(source.words, source.n_in, row);
+    tiles_to_scales(source.scales, n_groups, scale_row);
+  }
+};
+
+}  // namespace
+
+Matrix CpuOps::upload_tiles(const TileSource& source) {
+  const Untiled rows(source);
+  return upload_int4({rows.words.data(), rows.scales.data(), source.n_out, source.n_in}, kTileGroup);
+}
+
+Matrix CpuOps::upload_tiles_gate_up(const TileSource& both) {
+  const Untiled rows(both);
+  const int64_t width = both.n_out / 2, half = width * both.n_in / 2, scale_half = width * both.n_in / kTileGroup * 2;
+  return upload_int4_gate_up({rows.words.data(), rows.scales.data(), width, both.n_in},
+                             {rows.words.data() + half, rows.scales.data() + scale_half, width, both.n_in}, kTileGroup);
 }
 
 MatrixGroup CpuOps::group(std::span<const Matrix> matrices) {

@@ -75,6 +75,8 @@ class CpuOps final : public Ops {
   Matrix upload_gate_up(const MatrixSource& gate, const MatrixSource& up) override;
   Matrix upload_int4(const Int4Source& source, int64_t group_size) override;
   Matrix upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group_size) override;
+  Matrix upload_tiles(const TileSource& source) override;
+  Matrix upload_tiles_gate_up(const TileSource& both) override;
   MatrixGroup group(std::span<const Matrix> matrices) override;
   size_t latent_page_bytes(int64_t kv_lora, int64_t rope) const override;
   size_t latent_scratch_bytes(int64_t rows, int64_t kv_lora, int64_t rope) const override;
@@ -85,6 +87,8 @@ class CpuOps final : public Ops {
   size_t vocabulary_work_bytes(int64_t, int64_t, int64_t) const override { return 0; }
   size_t weight_bytes() const override { return weight_bytes_; }
   size_t spare_bytes() const override;
+  size_t free_bytes() const override;
+  double read_bandwidth() override;
 
   int64_t capacity(int64_t rows) const override { return rows; }
   void send(const Exchange&, size_t) override {}

@@ -168,11 +168,13 @@ std::byte* CudaOps::staging() {
 }
 
 // Logits, work memory and recorded rounds come after the pages.
-size_t CudaOps::spare_bytes() const {
+size_t CudaOps::spare_bytes() const { return free_bytes() / 4 * 3; }
+
+size_t CudaOps::free_bytes() const {
   enter();
   size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  return free / 4 * 3;
+  return free;
 }
 
 MatrixGroup CudaOps::group(std::span<const Matrix> matrices) {

@@ -38,6 +38,8 @@ class CudaOps final : public Ops {
   Matrix upload_gate_up(const MatrixSource& gate, const MatrixSource& up) override;
   Matrix upload_int4(const Int4Source& source, int64_t group_size) override;
   Matrix upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group_size) override;
+  Matrix upload_tiles(const TileSource& source) override;
+  Matrix upload_tiles_gate_up(const TileSource& both) override { return upload_tiles(both); }
   MatrixGroup group(std::span<const Matrix> matrices) override;
   size_t latent_page_bytes(int64_t kv_lora, int64_t rope) const override;
   size_t latent_scratch_bytes(int64_t rows, int64_t kv_lora, int64_t rope) const override;
@@ -48,6 +50,8 @@ class CudaOps final : public Ops {
   size_t vocabulary_work_bytes(int64_t rows, int64_t vocab, int64_t k) const override;
   size_t weight_bytes() const override { return weight_bytes_; }
   size_t spare_bytes() const override;
+  size_t free_bytes() const override;
+  double read_bandwidth() override;
 
   int64_t capacity(int64_t rows) const override;
   void send(const Exchange& from, size_t bytes) override;
@@ -90,6 +94,9 @@ class CudaOps final : public Ops {
   Graph record(const std::function<void()>& work);
   void* weight_memory(size_t bytes);   // zero, 256-byte aligned, freed with the backend
   Matrix upload_tiled(std::span<const Int4Source> stacked, int64_t group_size);
+  // Queues tiles and scales to the device, and waits for them.
+  Matrix put_tiles(std::span<const std::byte> words, std::span<const std::byte> scales, int64_t n_out, int64_t n_in,
+                   int64_t group_size);
   std::byte* staging();                // kStagingBytes of the device for what uploads rearrange
 
   int device_;

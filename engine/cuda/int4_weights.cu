@@ -81,21 +81,32 @@ Matrix CudaOps::upload_int4_gate_up(const Int4Source& gate, const Int4Source& up
   return upload_tiled(both, group_size);
 }
 
+// Tiles are what the device computes from: they go as they are.
+Matrix CudaOps::upload_tiles(const TileSource& source) {
+  const std::span<const std::byte> words(source.words, static_cast<size_t>(source.n_out * source.n_in / 2));
+  const std::span<const std::byte> scales(source.scales, static_cast<size_t>(source.n_out * source.n_in / kTileGroup * 2));
+  return put_tiles(words, scales, source.n_out, source.n_in, kTileGroup);
+}
+
+Matrix CudaOps::put_tiles(std::span<const std::byte> words, std::span<const std::byte> scales, int64_t n_out, int64_t n_in,
+                          int64_t group_size) {
+  enter();
+  const auto put = [&](std::span<const std::byte> from) {
+    void* to = weight_memory(from.size());
+    check(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream_), "upload_int4");
+    return to;
+  };
+  const Matrix made{put(words), put(scales), n_out, n_in, group_size};
+  check(cudaStreamSynchronize(stream_), "upload_int4");
+  return made;
+}
+
 Matrix CudaOps::upload_tiled(std::span<const Int4Source> sources, int64_t group_size) {
   check_group(sources.front(), group_size);
   const Tiled tiles = tiled(sources, group_size);
-  enter();
-  void* words = weight_memory(tiles.words.size());
-  void* scales = weight_memory(tiles.scales.size());
-  const auto copy = [&](void* to, const std::vector<std::byte>& from) {
-    check(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream_), "upload_int4");
-  };
-  copy(words, tiles.words);
-  copy(scales, tiles.scales);
-  check(cudaStreamSynchronize(stream_), "upload_int4");
   int64_t n_out = 0;
   for (const Int4Source& source : sources) n_out += source.n_out;
-  return {words, scales, n_out, sources.front().n_in, group_size};
+  return put_tiles(tiles.words, tiles.scales, n_out, sources.front().n_in, group_size);
 }
 
 }  // namespace kdt::cuda

@@ -1,4 +1,5 @@
-// kdtree-run bench: speculation modes side by side on the same prompts, in one process, interleaved.
+// kdtree-run bench: speculation modes side by side on the same prompts, in one process, interleaved; with --synthetic a
+// rehearsal of one rank.
 #include <algorithm>
 #include <chrono>
 #include <iostream>
@@ -15,6 +16,7 @@
 #include "interrupt.h"
 #include "options.h"
 #include "output.h"
+#include "rehearsal.h"
 
 namespace kdt {
 namespace {
@@ -33,6 +35,7 @@ struct BenchCommand {
   Flags flags;
   EngineFlags engine;
   SamplingFlags sampling;
+  RehearsalFlags rehearsal;
   std::vector<Mode> modes;
   std::vector<std::string> kinds;
   std::string prompts;
@@ -75,6 +78,7 @@ void BenchCommand::declare() {
   sampling.declare(flags, "0");
   engine.declare(flags);
   flags.toggle("--json", json, "Print one JSON object instead of the tables");
+  rehearsal.declare(flags);
 }
 
 void BenchCommand::settle_modes() {
@@ -221,6 +225,8 @@ BenchReport Bench::run() {
 }
 
 int BenchCommand::run() {
+  if (rehearsal.synthetic) return rehearsal.run(flags, engine, json);
+  rehearsal.check_unused(flags);
   if (is_follower()) return follow(engine.to_options());
   settle_modes();
   const Engine loaded(engine.to_options());

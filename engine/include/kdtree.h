@@ -361,6 +361,40 @@ KDT_API kdt_status kdt_capacity_options_init(kdt_capacity_options *options, uint
  * it): `fits`, `weights`, `kv`, `streams`, `steps`, `draft`. No weights are touched. */
 KDT_API kdt_status kdt_capacity_json(const kdt_capacity_options *options, char *json, int64_t capacity, int64_t *n);
 
+/* ------------------------------------------------------------------------------------------------ rehearsal */
+
+typedef struct kdt_rehearsal_options {
+  uint32_t struct_size;
+  int32_t tp;               /* as in kdt_capacity_options, and the next three; weights are never read: they are made up */
+  const char *model_path;
+  const char *preset;
+  const char *draft_path;
+  const char *backend;      /* as in kdt_engine_options, and the next three */
+  int32_t device;
+  int32_t threads;
+  const char *cpu_target;
+  int32_t rank;             /* which rank's work is done; ranks have equal shapes. Default 0 */
+  int32_t layers;           /* only the model's first so many; 0 (default): all */
+  int32_t replays;          /* of each measurement, whose median counts: 1 to 1000, default 9 */
+  int32_t routed;           /* 1: experts are the router's choice; 0 (default): drawn, anew for every replay */
+  double seconds;           /* no measurement begins after so many; 0 (default): no limit */
+  const int32_t *nodes;     /* steps are measured for every combination of these: nodes of each stream, 1 to 1024, */
+  const int32_t *prefixes;  /*   tokens before them, at least 1, */
+  const int32_t *streams;   /*   and streams, 1 to 64 */
+  const double *overlaps;   /* parts of a node's experts that are its parent's, 0 to 1: the first everywhere, the others for the
+                               first prefix and number of streams */
+  const int32_t *round_nodes;   /* rounds, with a draft, of so many nodes a stream; none without a drafter */
+  const int32_t *op_nodes;  /* every operation of steps of so many nodes, for the first prefix and number of streams */
+  int64_t n_nodes, n_prefixes, n_streams, n_overlaps;   /* how many there are: at least one, at most 64 */
+  int64_t n_round_nodes, n_op_nodes;                    /* 0 to 64 */
+} kdt_rehearsal_options;
+
+KDT_API kdt_status kdt_rehearsal_options_init(kdt_rehearsal_options *options, uint32_t struct_size);
+/* Measures one tensor-parallel rank of a model with made-up weights, summing nothing over ranks: what its steps and rounds take
+ * beside the bytes that they must read. *json gets one JSON object: `memory`, `read_bandwidth`, `steps`, `rounds`, `ops` (see
+ * docs/rehearsal.md), borrowed until this thread's next call of it. Blocks until all is measured. */
+KDT_API kdt_status kdt_rehearse(const kdt_rehearsal_options *options, const char **json);
+
 /* cffi:end */
 
 #ifdef __cplusplus

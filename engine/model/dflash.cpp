@@ -4,18 +4,16 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "model/weights.h"
 
 namespace kdt {
 
-DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint, Kimi& target, int64_t max_rows,
+DFlash::DFlash(Ops& ops, const DraftConfig& config, const WeightSource& read, Kimi& target, int64_t max_rows,
                int64_t max_context, int64_t max_streams)
     : ops_(ops), config_(config), local_(kdt::rank_config(config, target.slice().tp)), target_(target),
       parts_(ops, target.slice(), max_streams * config.block_size, config.hidden_size,
              max_streams * (config.block_size - 1), target.config().vocab_size),
       max_context_(max_context), rope_(ops, config.head_dim, config.rope_theta, config.yarn, max_context + config.block_size) {
   const DraftConfig& c = local_;
-  WeightReader read(checkpoint, ops);
   const int64_t n_taps = static_cast<int64_t>(c.target_layer_ids.size());
   const int64_t q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim;
   fc_ = read.column_slices("fc.weight", c.hidden_size / target.slice().tp, n_taps * c.hidden_size, n_taps);
@@ -30,7 +28,7 @@ DFlash::DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint
     layer.q_norm = read.vector(attn + "q_norm.weight", c.head_dim);
     layer.k_norm = read.vector(attn + "k_norm.weight", c.head_dim);
     layer.q = read.matrix(attn + "q_proj.weight", q_dim, c.hidden_size);
-    const std::array<WeightReader::Named, 2> kv{{{attn + "k_proj.weight", kv_dim}, {attn + "v_proj.weight", kv_dim}}};
+    const std::array<WeightSource::Named, 2> kv{{{attn + "k_proj.weight", kv_dim}, {attn + "v_proj.weight", kv_dim}}};
     layer.kv = read.matrix(attn + "kv_proj.weight", kv, c.hidden_size);
     layer.o = read.matrix(attn + "o_proj.weight", c.hidden_size, q_dim);
     layer.gate_up = read.gate_up(mlp, c.mlp_width, c.hidden_size);

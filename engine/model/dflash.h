@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
 #include "model/kimi.h"
 #include "model/rope_table.h"
@@ -36,7 +35,7 @@ struct DraftBlocks {
 
 class DFlash {
  public:
-  DFlash(Ops& ops, const DraftConfig& config, const Checkpoint& checkpoint, Kimi& target, int64_t max_rows,
+  DFlash(Ops& ops, const DraftConfig& config, const WeightSource& read, Kimi& target, int64_t max_rows,
          int64_t max_context, int64_t max_streams);
 
   // Context keys and values of newly committed tokens. `rows`: their positions and streams; `tap_row` [rows.n] is each

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "model/weights.h"
 
 namespace kdt {
 namespace {
@@ -26,17 +25,16 @@ void check_supported(const ModelConfig& c, const std::string& directory) {
 
 }  // namespace
 
-Kimi::Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, int64_t max_rows, int64_t max_context,
+Kimi::Kimi(Ops& ops, const ModelConfig& config, const WeightSource& read, int64_t max_rows, int64_t max_context,
            std::vector<int64_t> taps, RankSlice slice)
     : ops_(ops), config_(config), local_(rank_config(config, slice.tp)),
       parts_(ops, slice, max_rows, config.hidden_size, max_rows, config.vocab_size), max_context_(max_context),
       taps_(std::move(taps)), rope_(ops, config.qk_rope_dim, config.rope_theta, config.yarn, max_context) {
   const ModelConfig& c = local_;
-  check_supported(config_, checkpoint.directory());
+  check_supported(config_, read.where());
   const double mscale = c.yarn && c.yarn->mscale_all_dim != 0 ? yarn_mscale(c.yarn->factor, c.yarn->mscale_all_dim) : 1.0;
   score_scale_ = static_cast<float>(mscale * mscale / std::sqrt(static_cast<double>(c.qk_nope_dim + c.qk_rope_dim)));
 
-  WeightReader read(checkpoint, ops);
   const int64_t q_dim = c.n_heads * (c.qk_nope_dim + c.qk_rope_dim), kv_a = c.kv_lora_rank + c.qk_rope_dim;
   embedding_ = read.raw_bf16("model.embed_tokens.weight", c.vocab_size, c.hidden_size);
   for (int64_t i = 0; i < c.n_layers; ++i) {
@@ -44,7 +42,7 @@ Kimi::Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, in
                       mlp = prefix + "mlp.";
     Layer layer;
     layer.input_norm = read.vector(prefix + "input_layernorm.weight", c.hidden_size);
-    const std::array<WeightReader::Named, 2> qkv_a{{{attn + "q_a_proj.weight", c.q_lora_rank},
+    const std::array<WeightSource::Named, 2> qkv_a{{{attn + "q_a_proj.weight", c.q_lora_rank},
                                                     {attn + "kv_a_proj_with_mqa.weight", kv_a}}};
     layer.qkv_a = read.matrix(attn + "qkv_a_proj.weight", qkv_a, c.hidden_size);
     layer.q_norm = read.vector(attn + "q_a_layernorm.weight", c.q_lora_rank);

@@ -8,11 +8,11 @@
 #include <span>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
 #include "checkpoint/partition.h"
 #include "model/rank_parts.h"
 #include "model/rope_table.h"
+#include "model/weight_source.h"
 #include "ops/ops.h"
 
 namespace kdt {
@@ -42,8 +42,8 @@ struct ForwardArgs {
 class Kimi {
  public:
   // Loads the weights and sizes buffers for `max_rows` rows a pass; `taps`: layers whose output the drafter reads. With several
-  // ranks the checkpoint is the rank's shard, and the backend one that meets the other ranks.
-  Kimi(Ops& ops, const ModelConfig& config, const Checkpoint& checkpoint, int64_t max_rows, int64_t max_context,
+  // ranks the weights are the rank's shard, and the backend one that meets the other ranks.
+  Kimi(Ops& ops, const ModelConfig& config, const WeightSource& read, int64_t max_rows, int64_t max_context,
        std::vector<int64_t> taps, RankSlice slice = {});
 
   void forward(const ForwardArgs& args);

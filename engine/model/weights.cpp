@@ -9,21 +9,21 @@
 
 namespace kdt {
 
-const TensorView& WeightReader::require(const std::string& name, DType dtype, const std::vector<int64_t>& shape) {
+const TensorView& WeightReader::require(const std::string& name, DType dtype, const std::vector<int64_t>& shape) const {
   const TensorView& t = checkpoint_.require(name, dtype, shape);
   checkpoint_.await(t);
   if (checkpoint_.checks_sums()) checkpoint_.check_sum(t, checksum_of(t.data, t.bytes));
   return t;
 }
 
-const void* WeightReader::raw_bf16(const std::string& name, int64_t rows, int64_t columns) {
+const void* WeightReader::raw_bf16(const std::string& name, int64_t rows, int64_t columns) const {
   const TensorView& t = require(name, DType::bf16, {rows, columns});
   const void* data = ops_.upload_raw(t.data, t.bytes);
   checkpoint_.release(t);
   return data;
 }
 
-Buffer WeightReader::vector(const std::string& name, int64_t n, DType dtype) {
+Buffer WeightReader::vector(const std::string& name, int64_t n, DType dtype) const {
   const TensorView& t = require(name, dtype, {n});
   std::vector<float> values(static_cast<size_t>(n));
   for (size_t i = 0; i < values.size(); ++i) {
@@ -41,7 +41,7 @@ Buffer WeightReader::vector(const std::string& name, int64_t n, DType dtype) {
   return buffer;
 }
 
-Matrix WeightReader::matrix(const std::string& fused, std::span<const Named> stacked, int64_t n_in) {
+Matrix WeightReader::matrix(const std::string& fused, std::span<const Named> stacked, int64_t n_in) const {
   if (checkpoint_.sharded()) {
     int64_t n_out = 0;
     for (const Named& part : stacked) n_out += part.n_out;
@@ -58,7 +58,7 @@ Matrix WeightReader::matrix(const std::string& fused, std::span<const Named> sta
   return m;
 }
 
-Matrix WeightReader::matrix(const std::string& name, int64_t n_out, int64_t n_in) {
+Matrix WeightReader::matrix(const std::string& name, int64_t n_out, int64_t n_in) const {
   const TensorView& t = require(name, DType::bf16, {n_out, n_in});
   const MatrixSource source[] = {{t.data, n_out, n_in}};
   const Matrix m = ops_.upload_matrix(source);
@@ -66,7 +66,7 @@ Matrix WeightReader::matrix(const std::string& name, int64_t n_out, int64_t n_in
   return m;
 }
 
-std::vector<Matrix> WeightReader::column_slices(const std::string& name, int64_t n_out, int64_t n_in, int64_t parts) {
+std::vector<Matrix> WeightReader::column_slices(const std::string& name, int64_t n_out, int64_t n_in, int64_t parts) const {
   const TensorView& t = require(name, DType::bf16, {n_out, n_in});
   const int64_t width = n_in / parts;
   std::vector<Matrix> slices;
@@ -78,7 +78,7 @@ std::vector<Matrix> WeightReader::column_slices(const std::string& name, int64_t
   return slices;
 }
 
-Matrix WeightReader::gate_up(const std::string& prefix, int64_t width, int64_t n_in) {
+Matrix WeightReader::gate_up(const std::string& prefix, int64_t width, int64_t n_in) const {
   if (checkpoint_.sharded()) {
     const TensorView& both = require(prefix + "gate_up_proj.weight", DType::bf16, {2 * width, n_in});
     const Matrix m = ops_.upload_gate_up({both.data, width, n_in}, {both.data + width * n_in * 2, width, n_in});
@@ -94,13 +94,13 @@ Matrix WeightReader::gate_up(const std::string& prefix, int64_t width, int64_t n
 }
 
 WeightReader::Int4Tensors WeightReader::int4_tensors(const std::string& prefix, int64_t n_out, int64_t n_in,
-                                                     int64_t group) {
+                                                     int64_t group) const {
   const TensorView& packed = require(prefix + ".weight_packed", DType::i32, {n_out, n_in / 8});
   const TensorView& scale = require(prefix + ".weight_scale", DType::bf16, {n_out, n_in / group});
   return {packed, scale, {packed.data, scale.data, n_out, n_in}};
 }
 
-Matrix WeightReader::int4(const std::string& prefix, int64_t n_out, int64_t n_in, int64_t group) {
+Matrix WeightReader::int4(const std::string& prefix, int64_t n_out, int64_t n_in, int64_t group) const {
   const auto t = int4_tensors(prefix, n_out, n_in, group);
   const Matrix m = ops_.upload_int4(t.source, group);
   checkpoint_.release(t.packed);
@@ -108,7 +108,7 @@ Matrix WeightReader::int4(const std::string& prefix, int64_t n_out, int64_t n_in
   return m;
 }
 
-Matrix WeightReader::int4_gate_up(const std::string& prefix, int64_t width, int64_t n_in, int64_t group) {
+Matrix WeightReader::int4_gate_up(const std::string& prefix, int64_t width, int64_t n_in, int64_t group) const {
   const auto gate = int4_tensors(prefix + "gate_proj", width, n_in, group);
   const auto up = int4_tensors(prefix + "up_proj", width, n_in, group);
   const Matrix m = ops_.upload_int4_gate_up(gate.source, up.source, group);
@@ -118,19 +118,13 @@ Matrix WeightReader::int4_gate_up(const std::string& prefix, int64_t width, int6
 
 template <class Upload>
 void WeightReader::tiled_experts(const std::string& name, int64_t n_experts, int64_t n_out, int64_t n_in,
-                                 const Upload& upload) {
+                                 const Upload& upload) const {
   if (!fits_tiles(n_out, n_in))
     fail(Status::bad_file, checkpoint_.directory() + ": " + name,
          std::to_string(n_out) + " outputs, " + std::to_string(n_in) + " inputs", "whole tiles of 64 and groups of 32");
-  const int64_t n_groups = n_in / kTileGroup, row = n_in / 2, bytes = n_out * row, scale_bytes = n_out * n_groups * 2;
+  const int64_t n_groups = n_in / kTileGroup, bytes = n_out * n_in / 2, scale_bytes = n_out * n_groups * 2;
   const TensorView& tiles = checkpoint_.require(name, DType::i32, {n_experts, n_in / kTileInputs, n_out * 2});
   const TensorView& scales = checkpoint_.require(name + "_scale", DType::bf16, {n_experts, n_groups, n_out});
-  std::vector<std::byte> packed(static_cast<size_t>(bytes)), scale(static_cast<size_t>(scale_bytes));
-  std::vector<std::byte*> rows, scale_rows;
-  for (int64_t i = 0; i < n_out; ++i) {
-    rows.push_back(packed.data() + i * row);
-    scale_rows.push_back(scale.data() + i * n_groups * 2);
-  }
   Checksum sum, scale_sum;
   for (int64_t e = 0; e < n_experts; ++e) {
     TensorView tile = tiles, tile_scale = scales;
@@ -144,9 +138,7 @@ void WeightReader::tiled_experts(const std::string& name, int64_t n_experts, int
       sum.update(tile.data, tile.bytes);
       scale_sum.update(tile_scale.data, tile_scale.bytes);
     }
-    tiles_to_int4(tile.data, n_in, rows);
-    tiles_to_scales(tile_scale.data, n_groups, scale_rows);
-    upload(packed.data(), scale.data());
+    upload(TileSource{tile.data, tile_scale.data, n_out, n_in});
     checkpoint_.release(tile);
     checkpoint_.release(tile_scale);
   }
@@ -156,16 +148,12 @@ void WeightReader::tiled_experts(const std::string& name, int64_t n_experts, int
 }
 
 void WeightReader::experts(const std::string& prefix, int64_t n_experts, int64_t width, int64_t hidden, int64_t group,
-                           std::vector<Matrix>& gate_up, std::vector<Matrix>& down) {
+                           std::vector<Matrix>& gate_up, std::vector<Matrix>& down) const {
   if (checkpoint_.sharded()) {
-    const int64_t half = width * hidden / 2, scale_half = width * (hidden / group) * 2;
-    tiled_experts(prefix + "w13", n_experts, 2 * width, hidden, [&](const std::byte* packed, const std::byte* scale) {
-      gate_up.push_back(ops_.upload_int4_gate_up({packed, scale, width, hidden},
-                                                 {packed + half, scale + scale_half, width, hidden}, group));
-    });
-    tiled_experts(prefix + "w2", n_experts, hidden, width, [&](const std::byte* packed, const std::byte* scale) {
-      down.push_back(ops_.upload_int4({packed, scale, hidden, width}, group));
-    });
+    tiled_experts(prefix + "w13", n_experts, 2 * width, hidden,
+                  [&](const TileSource& both) { gate_up.push_back(ops_.upload_tiles_gate_up(both)); });
+    tiled_experts(prefix + "w2", n_experts, hidden, width,
+                  [&](const TileSource& tiles) { down.push_back(ops_.upload_tiles(tiles)); });
     return;
   }
   for (int64_t e = 0; e < n_experts; ++e) {
@@ -176,7 +164,7 @@ void WeightReader::experts(const std::string& prefix, int64_t n_experts, int64_t
 }
 
 void WeightReader::kv_b(const std::string& prefix, int64_t n_heads, int64_t nope, int64_t v_head, int64_t kv_lora,
-                        std::vector<Matrix>& w_uk, std::vector<Matrix>& w_uv) {
+                        std::vector<Matrix>& w_uk, std::vector<Matrix>& w_uv) const {
   if (checkpoint_.sharded()) {
     const TensorView& keys = require(prefix + "w_uk", DType::bf16, {n_heads, kv_lora, nope});
     const TensorView& values = require(prefix + "w_uv", DType::bf16, {n_heads, v_head, kv_lora});

@@ -39,6 +39,13 @@ struct Int4Source {
   int64_t n_out, n_in;
 };
 
+// The same in whole tiles (checkpoint/int4_tiles.h), as a shard has it: groups of 32.
+struct TileSource {
+  const std::byte* words;    // int32 [n_in / 16][n_out / 64][128]
+  const std::byte* scales;   // bf16 [n_in / 32][n_out]
+  int64_t n_out, n_in;
+};
+
 struct EmbedArgs {
   Rows rows;
   const void* table;         // bf16 [vocab, hidden], upload_raw
@@ -337,6 +344,8 @@ class Ops {
   virtual Matrix upload_gate_up(const MatrixSource& gate, const MatrixSource& up) = 0;
   virtual Matrix upload_int4(const Int4Source& source, int64_t group_size) = 0;
   virtual Matrix upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group_size) = 0;
+  virtual Matrix upload_tiles(const TileSource& source) = 0;
+  virtual Matrix upload_tiles_gate_up(const TileSource& both) = 0;   // gate's rows, then as many of up
   virtual MatrixGroup group(std::span<const Matrix> matrices) = 0;
   virtual size_t latent_page_bytes(int64_t kv_lora, int64_t rope) const = 0;      // of one layer
   virtual size_t latent_scratch_bytes(int64_t rows, int64_t kv_lora, int64_t rope) const = 0;  // of one layer
@@ -348,6 +357,8 @@ class Ops {
   virtual size_t vocabulary_work_bytes(int64_t rows, int64_t vocab, int64_t k) const = 0;
   virtual size_t weight_bytes() const = 0;         // uploaded so far
   virtual size_t spare_bytes() const = 0;          // how much of the memory that is there KV pages may take
+  virtual size_t free_bytes() const = 0;           // what could still be allocated, all of it
+  virtual double read_bandwidth() = 0;             // bytes a second that work which only reads gets; measures it
 
   // A round: send, submit, wait. `work` calls operations, marks and fetches, and nothing else of the backend; with a key it may
   // be recorded the first time and replayed when the key comes again, without being called.

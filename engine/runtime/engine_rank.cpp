@@ -10,6 +10,7 @@
 #include "checkpoint/partition.h"
 #include "checkpoint/rank_slices.h"
 #include "comm/thread_comm.h"
+#include "model/weights.h"
 #include "runtime/pages.h"
 
 namespace kdt {
@@ -67,12 +68,12 @@ EngineRank::EngineRank(const EngineOptions& options, const EngineConfigs& config
                                     spec::CostTable::kOneStream);
   const RankCheckpoints checkpoints = open_rank(options.model_path, options.draft_path, load);
   target_bytes_ = checkpoints.target.bytes();
-  target_ = std::make_unique<Kimi>(*ops_, configs.model, checkpoints.target, max_rows, configs.max_context,
+  target_ = std::make_unique<Kimi>(*ops_, configs.model, WeightReader(checkpoints.target, *ops_), max_rows, configs.max_context,
                                    configs.draft ? configs.draft->target_layer_ids : std::vector<int64_t>{},
                                    RankSlice{load.rank, load.tp});
   if (configs.draft) {
     draft_bytes_ = checkpoints.draft->bytes();
-    drafter_ = std::make_unique<DFlash>(*ops_, *configs.draft, *checkpoints.draft, *target_, max_rows,
+    drafter_ = std::make_unique<DFlash>(*ops_, *configs.draft, WeightReader(*checkpoints.draft, *ops_), *target_, max_rows,
                                         configs.max_context, options.max_streams);
   }
   n_pages_ = choose_pages(options, configs);

@@ -38,6 +38,12 @@ struct Tree {
   std::span<const float> weight;       // log of the path's probability, as the drafter has it
 };
 
+// A tree that is given, behind a stream's tokens.
+struct GivenTree {
+  const Stream* stream;
+  Tree tree;
+};
+
 // What one stream's draft is to be, decided before the round begins.
 struct DecodePlan {
   int64_t budget = 0;                  // draft nodes; 0: no draft
@@ -139,6 +145,14 @@ class Round {
   // How long rank 0 may go without a round or a keep_alive.
   Communicator::Deadline patience() const { return comm_ ? comm_->deadline() / kMeetings : Communicator::Deadline::max(); }
   void stop();
+  // For rehearsals: a pass over the given trees and the sampling of their nodes, without a commit; the stages verify and sample.
+  StageSeconds verify_given(std::span<const GivenTree> trees, bool count_experts);
+  // Distinct experts of every layer in the last pass that counted them; 0 where there are none.
+  std::span<const int32_t> distinct_experts() const {
+    return {out_.distinct_experts.host, static_cast<size_t>(n_layers_)};
+  }
+  // For rehearsals: fills all pages, the drafter's too, with activations that repeat; `pattern` in the backend's own type.
+  void fill_pages(std::span<const std::byte> pattern);
 
   // For tests: verifies the given tree behind the stream's tokens, without committing. Returns logits [n + 1, vocab].
   std::span<const float> verify(const Stream& stream, const Tree& tree, bool poison_scratch);
@@ -184,7 +198,7 @@ class Round {
   void read_prompts(const RoundPlan& plan);
   Logprobs logprobs(int64_t at, int64_t n, int64_t n_top);
   // A forward pass alone, over a tree that is given. round_given.cpp
-  Shape lay_given(const Stream& stream, const Tree& tree);
+  Shape lay_given(std::span<const GivenTree> trees);
   void run_given(const Shape& shape, bool sample);
 
   LatentCache latent_cache() const;

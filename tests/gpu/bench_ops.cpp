@@ -7,14 +7,13 @@
 
 #include "bench.h"
 #include "cuda/cuda_ops.h"
-#include "read_bandwidth.h"
 
 int main(int argc, char** argv) {
   try {
     using namespace kdt;
     const CudaDevice device = cuda_devices().front();
     const auto ops = make_cuda_ops(0);
-    const double bandwidth = read_bandwidth();
+    const double bandwidth = ops->read_bandwidth();
     std::printf("%s, sm_%d%d, reads %.0f GB/s; medians of %d graph replays, weights of several layers in turn\n",
                 device.name.c_str(), device.major, device.minor, bandwidth * 1e-9, bench::kReplays);
     bench::Bench bench(*ops, bandwidth, argc > 1 ? argv[1] : "");

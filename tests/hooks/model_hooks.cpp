@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "hooks.h"
+#include "model/weights.h"
 #include "runtime/pages.h"
 #include "runtime/round.h"
 #include "support/one_stream.h"
@@ -18,9 +19,9 @@ class Models {
   Models(const std::string& target, const std::string& draft, const std::string& backend, int threads, int64_t max_rows,
          int64_t max_context)
       : ops(make_ops(threads, backend)), draft_config(load_draft_config(draft)),
-        kimi(*ops, load_model_config(target), Checkpoint::open(target), max_rows, max_context,
+        kimi(*ops, load_model_config(target), WeightReader(Checkpoint::open(target), *ops), max_rows, max_context,
              draft_config.target_layer_ids),
-        dflash(*ops, draft_config, Checkpoint::open_draft(draft), kimi, max_rows, max_context, 1),
+        dflash(*ops, draft_config, WeightReader(Checkpoint::open_draft(draft), *ops), kimi, max_rows, max_context, 1),
         round(*ops, kimi, &dflash, {max_rows, max_rows - 1, max_context, pages_for(max_context), 1}),
         max_rows_(max_rows) {
     const ModelConfig& c = kimi.config();

@@ -26,7 +26,8 @@ MAY_INCLUDE = {
   "cuda": FOUNDATION | {"ops"},
   "model": FOUNDATION | {"ops"},
   "runtime": FOUNDATION | {"comm", "ops", "model"},
-  "capi": FOUNDATION | {"comm", "ops", "cpu", "cuda", "model", "runtime", "include"},
+  "rehearsal": FOUNDATION | {"ops", "model", "runtime"},
+  "capi": FOUNDATION | {"comm", "ops", "cpu", "cuda", "model", "runtime", "rehearsal", "include"},
   "daemon": {"include"},
   "include": set(),
 }

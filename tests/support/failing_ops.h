@@ -33,6 +33,8 @@ class FailingOps : public Ops {
   Matrix upload_int4_gate_up(const Int4Source& gate, const Int4Source& up, int64_t group) override {
     return real_->upload_int4_gate_up(gate, up, group);
   }
+  Matrix upload_tiles(const TileSource& source) override { return real_->upload_tiles(source); }
+  Matrix upload_tiles_gate_up(const TileSource& both) override { return real_->upload_tiles_gate_up(both); }
   MatrixGroup group(std::span<const Matrix> matrices) override { return real_->group(matrices); }
   size_t latent_page_bytes(int64_t lora, int64_t rope) const override { return real_->latent_page_bytes(lora, rope); }
   size_t latent_scratch_bytes(int64_t rows, int64_t lora, int64_t rope) const override {
@@ -50,6 +52,8 @@ class FailingOps : public Ops {
   }
   size_t weight_bytes() const override { return real_->weight_bytes(); }
   size_t spare_bytes() const override { return real_->spare_bytes(); }
+  size_t free_bytes() const override { return real_->free_bytes(); }
+  double read_bandwidth() override { return real_->read_bandwidth(); }
   int64_t capacity(int64_t rows) const override { return real_->capacity(rows); }
   void send(const Exchange& from, size_t bytes) override { real_->send(from, bytes); }
   void submit(const SubmitKey* key, const std::function<void()>& work) override { real_->submit(key, work); }

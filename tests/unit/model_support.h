@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "model/dflash.h"
 #include "model/kimi.h"
+#include "model/weights.h"
 #include "runtime/pages.h"
 #include "runtime/round.h"
 #include "support/one_stream.h"
@@ -40,10 +41,10 @@ class Bundled {
       : ops(make_test_ops(threads)), n_streams_(n_streams) {
     const std::string model = models_directory() + "tiny-k2", draft = models_directory() + "tiny-k2-dflash";
     const DraftConfig draft_config = load_draft_config(draft);
-    target = std::make_unique<Kimi>(*ops, load_model_config(model), Checkpoint::open(model), kMaxRows, kMaxContext,
+    target = std::make_unique<Kimi>(*ops, load_model_config(model), WeightReader(Checkpoint::open(model), *ops), kMaxRows, kMaxContext,
                                     draft_config.target_layer_ids);
-    drafter = std::make_unique<DFlash>(*ops, draft_config, Checkpoint::open_draft(draft), *target, kMaxRows,
-                                       kMaxContext, n_streams);
+    drafter = std::make_unique<DFlash>(*ops, draft_config, WeightReader(Checkpoint::open_draft(draft), *ops), *target,
+                                       kMaxRows, kMaxContext, n_streams);
     round = std::make_unique<Round>(*ops, *target, drafter.get(),
                                     RoundLimits{kMaxRows, kMaxBudget, kMaxContext, n_streams * pages_for(kMaxContext), n_streams});
   }
