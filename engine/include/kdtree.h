@@ -381,18 +381,15 @@ typedef struct kdt_rehearsal_options {
   const int32_t *nodes;     /* steps are measured for every combination of these: nodes of each stream, 1 to 1024, */
   const int32_t *prefixes;  /*   tokens before them, at least 1, */
   const int32_t *streams;   /*   and streams, 1 to 64 */
-  const double *overlaps;   /* parts of a node's experts that are its parent's, 0 to 1: the first everywhere, the others for the
-                               first prefix and number of streams */
+  const double *overlaps;   /* parts of a node's experts that are its parent's, 0 to 1: those after the first for the first cell alone */
   const int32_t *round_nodes;   /* rounds, with a draft, of so many nodes a stream; none without a drafter */
   const int32_t *op_nodes;  /* every operation of steps of so many nodes, for the first prefix and number of streams */
-  int64_t n_nodes, n_prefixes, n_streams, n_overlaps;   /* how many there are: at least one, at most 64 */
-  int64_t n_round_nodes, n_op_nodes;                    /* 0 to 64 */
+  int64_t n_nodes, n_prefixes, n_streams, n_overlaps, n_round_nodes, n_op_nodes;   /* 1 to 64 each; of the last two 0 to 64 */
 } kdt_rehearsal_options;
 
 KDT_API kdt_status kdt_rehearsal_options_init(kdt_rehearsal_options *options, uint32_t struct_size);
-/* Measures one tensor-parallel rank of a model with made-up weights, summing nothing over ranks: what its steps and rounds take
- * beside the bytes that they must read. *json gets one JSON object: `memory`, `read_bandwidth`, `steps`, `rounds`, `ops` (see
- * docs/rehearsal.md), borrowed until this thread's next call of it. Blocks until all is measured. */
+/* Measures one rank of a model with made-up weights, summing nothing over ranks: what steps and rounds take beside the bytes that
+ * they must read. Blocks. *json gets one JSON object (docs/rehearsal.md), borrowed until this thread's next call of it. */
 KDT_API kdt_status kdt_rehearse(const kdt_rehearsal_options *options, const char **json);
 
 /* cffi:end */
