@@ -9,7 +9,7 @@ from op_hooks import LIBRARY, NO_ID, Array, Arrays, Guarded, placed
 # kdt::StreamPlan, kdt::RoundCounts and kdt::spec::CutTables
 PLAN = ("root", "length", "first", "budget", "draft", "depths", "spine", "calibration", "wants_logprobs")
 ROUND = ("n_decode", "n_prompt", "n_scored", "n_prompt_samples")
-TABLES = np.dtype([("lambda", np.float64), ("draft_seconds", np.float64), ("verify", np.float64, 14),
+TABLES = np.dtype([("lambda", np.float64), ("draft_seconds", np.float64), ("verify", np.float64, 19),
                    ("calibration", [("hits", np.float64, 24), ("mass", np.float64, 24)], 3), ("base_rows", np.int32),
                    ("n_roots", np.int32)], align=True)
 ROW_NAMES = ("token", "position", "stream", "parent", "visible", "logits_row", "sample_token", "sample_position",

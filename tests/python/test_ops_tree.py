@@ -125,7 +125,7 @@ def test_deep_narrow_tree(backends):
 
 def random_tables(rng, n_streams):
   """Costs that grow with rows, mostly concave; a lambda from nothing to more than any node is worth."""
-  verify = np.cumsum(rng.uniform(0.1, 1, 14)) * 1e-3
+  verify = np.cumsum(rng.uniform(0.1, 1, 19)) * 1e-3
   promised = rng.uniform(0, 30, (3, 24))
   return {"lambda": float(rng.choice([0, 50, 200, 1000, 5000]) * rng.uniform(0.5, 2)), "verify": verify,
           "draft_seconds": float(rng.uniform(0, 1e-3)), "base_rows": n_streams + int(rng.choice([0, 1, 30, 500])),

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import tree
 
-COST_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+COST_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 BINS, PRIOR = 24, 8.0
 
 
