@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from checkpoint_edits import copy_of, edit_json, put
-from conftest import GOLDEN, RUN, clean_environment, golden, kdtree_run
+from conftest import FULL, GOLDEN, RUN, clean_environment, golden, kdtree_run
 
 from pyclient import InvalidArgument, KdtreeError, Session, Unsupported
 from serve_support import READY
@@ -52,6 +52,7 @@ def test_logits_are_those_of_one_rank(tp, name, record_property):
   assert np.any(one[:clear] != several[:clear])   # that they are sums of several ranks at all
 
 
+N_TOKENS = 40 if FULL else 16
 MODES = [{"speculate": "off"}, {"speculate": "chain"}, {"speculate": "tree", "budget": 16}, {}]
 SETTINGS = [{}, {"temperature": 0.9, "seed": 11}, {"repetition_penalty": 1.3, "logit_bias": {300: 2.0}, "temperature": 0.7, "seed": 3}]
 
@@ -62,7 +63,7 @@ def test_every_mode_yields_the_same_tokens_in_every_run(tp):
   for _ in range(2):
     with Session(tp=tp) as session:
       logits = session.score(PROMPTS[3]["ids"])
-      texts = [[session.generate(PROMPTS[3]["ids"], max_tokens=40, ignore_eos=True, logprobs=3, **settings, **mode)
+      texts = [[session.generate(PROMPTS[3]["ids"], max_tokens=N_TOKENS, ignore_eos=True, logprobs=3, **settings, **mode)
                 for mode in MODES] for settings in SETTINGS]
     for of_setting in texts:
       assert len({tuple(result.token_ids) for result in of_setting}) == 1
