@@ -13,8 +13,9 @@ _MAX_SHOWN = 80   # characters of a value in a message
 
 
 def shown(value: object) -> str:
-  """A value in a message: its repr, cut short. Python refuses to write an integer of thousands of digits in decimal."""
-  text = hex(value) if isinstance(value, int) and value.bit_length() > 128 else repr(value)
+  """A value in a message: its repr on one line, cut short. Python refuses to write an integer of thousands of digits in
+  decimal."""
+  text = hex(value) if isinstance(value, int) and value.bit_length() > 128 else " ".join(repr(value).split("\n"))
   return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN - 1] + "…"
 
 
@@ -35,7 +36,7 @@ def number(field: str, value: Any) -> float:
     if isinstance(value, (str, bytes, bytearray)):   # float() would read them
       raise TypeError
     return float(value)
-  except TypeError:
+  except (TypeError, ValueError):
     raise wrong_type(field, value, "a number") from None
   except OverflowError:
     raise InvalidArgument(f"{field}: {shown(value)}: expected a number within its range") from None

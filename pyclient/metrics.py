@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ._errors import SessionClosed
 from .session import Session
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -21,7 +22,8 @@ class SessionCollector(Collector):
   """Yields the families of `session.figure_families()` with the prefix `kdtree:`, their series with the label
   `model_name`: the metrics of `kdtree-run serve`, but those of HTTP. Values are the engine's own, read at each scrape.
 
-  model_name: the value of the label. Once the session is closed, collecting raises SessionClosed.
+  model_name: the value of the label. Once the session is closed it yields nothing: the other collectors of the registry
+  are asked all the same.
   """
 
   def __init__(self, session: Session, model_name: str) -> None:
@@ -29,12 +31,16 @@ class SessionCollector(Collector):
     self._model_name = model_name
 
   def collect(self) -> Iterator[Metric]:
+    try:
+      families_of, stats = self._session.figure_families(), self._session.stats()
+    except SessionClosed:
+      return
     families: dict[str, Metric] = {}
-    for name, (kind, help_line) in self._session.figure_families().items():
+    for name, (kind, help_line) in families_of.items():
       # prometheus-client writes a counter's family with _total by itself.
       plain = name.removesuffix("_total") if kind == "counter" else name
       families[name] = Metric(f"kdtree:{plain}", help_line, kind)
-    for series, value in self._session.stats().items():
+    for series, value in stats.items():
       name, _, labels = series.partition("{")
       family = families.get(name) or families[_HISTOGRAM_SUFFIX.sub("", name)]
       family.add_sample(f"kdtree:{name}", {"model_name": self._model_name, **_labels(labels)}, value)

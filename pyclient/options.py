@@ -112,7 +112,7 @@ def request_options(
   if seed is not None:
     _ffi.assign(options, has_seed=1, seed=seed)
   if budget is not None:
-    if budget == 0:
+    if integer("budget", budget) == 0:
       raise InvalidArgument("budget: 0: expected at least one node, or None for the default")
     _ffi.assign(options, budget=budget)
   if timeout is not None:
@@ -157,12 +157,16 @@ def n_choices(n: int) -> int:
 
 def check_names(method: str, options: Mapping[str, Any]) -> None:
   """TypeError for a keyword argument of Session's `method` that is no option."""
-  known = GenerateOptions.__optional_keys__
   for name in options:
-    if name not in known:
-      near = difflib.get_close_matches(name, sorted(known), n=1)
-      raise TypeError(f"Session.{method}() got an unexpected option {name!r}: expected "
-                      + (f"perhaps {near[0]!r}" if near else "one of GenerateOptions"))
+    if name not in GenerateOptions.__optional_keys__:
+      raise unexpected(f"Session.{method}()", name, GenerateOptions.__optional_keys__, "one of GenerateOptions")
+
+
+def unexpected(callee: str, name: str, known: Iterable[str], otherwise: str) -> TypeError:
+  """For a keyword argument that there is not: with the one that is spelt most like it, or `otherwise`."""
+  near = difflib.get_close_matches(name, sorted(known), n=1)
+  return TypeError(f"{callee} got an unexpected option {name!r}: expected "
+                   + (f"perhaps {near[0]!r}" if near else otherwise))
 
 
 def _stop_string(api: _ffi.Api, index: int, text: str) -> Any:
@@ -175,6 +179,6 @@ def _stop_string(api: _ffi.Api, index: int, text: str) -> Any:
 
 
 def _choice(lib: Any, field: str, prefix: str, value: str, choices: tuple[str, ...]) -> int:
-  if value not in choices:
+  if not isinstance(value, str) or value not in choices:   # an array would compare each of its elements
     raise InvalidArgument(f"{field}: {shown(value)}: expected one of {', '.join(choices)}")
   return int(getattr(lib, prefix + value.upper()))

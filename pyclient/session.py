@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, Never, TypeVar, Unpack, overload
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ._errors import InvalidArgument
 from ._generation import Generation
 from .async_stream import AsyncStream, finish_concurrently
 from .chat import ChatReply, ReplyReader
-from .options import GenerateOptions, SamplingOptions, check_names, milliseconds, n_choices, request_options
+from .options import GenerateOptions, SamplingOptions, check_names, milliseconds, n_choices, request_options, unexpected
 from .result import Health, Result
 from .stream import Stream, finish_together
 
@@ -63,7 +64,9 @@ class Session:
                max_streams: int = 0, max_waiting: int = 0, kv_tokens: int = 0, prefix_cache: bool = True,
                chat_format: Literal["auto", "json", "typescript"] = "auto", cpu_target: str | None = None,
                backend: Literal["auto", "cpu", "cuda"] = "auto", device: int = 0, tp: int = 1,
-               rank_deadline: float | None = None) -> None:
+               rank_deadline: float | None = None, **unknown: Never) -> None:
+    for name in unknown:
+      raise unexpected("Session()", name, inspect.signature(Session).parameters, "one of Session's settings")
     self._api = api = _ffi.api()
     texts = [_c_string(api, _ffi.path_bytes("model", model)), _c_string(api, _ffi.path_bytes("draft", draft)),
              _c_string(api, _ffi.utf8("chat_format", chat_format)),

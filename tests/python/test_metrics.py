@@ -108,10 +108,14 @@ def test_promtool_has_nothing_else_to_say(own):
   assert complaints == []
 
 
-def test_a_closed_session_says_so():
+def test_a_closed_session_leaves_the_other_metrics_alone():
+  registry = client.CollectorRegistry()
+  client.Gauge("other", "Of the host program.", registry=registry).set(7)
   opened = Session(threads=1)
-  collector = SessionCollector(opened, model_name="tiny")
-  list(collector.collect())
+  registry.register(SessionCollector(opened, model_name="tiny"))
+  assert b"kdtree:num_requests_running" in client.generate_latest(registry)
   opened.close()
+  page = client.generate_latest(registry)
+  assert b"other 7.0" in page and b"kdtree:" not in page
   with pytest.raises(SessionClosed):
-    list(collector.collect())
+    opened.stats()

@@ -17,6 +17,7 @@ def refused(kind, call, words):
     call()
   message = str(caught.value)
   assert message.startswith(words) and "expected" in message and len(message) < MESSAGE, message
+  assert "\n" not in message
 
 
 @pytest.mark.parametrize("prompt", ["", [], (), np.array([], np.int32)], ids=repr)
@@ -69,6 +70,11 @@ def test_an_unknown_option_names_the_method_and_a_near_one(session):
   ({"stop_token_ids": 5}, TypeError, "stop_token_ids: int:"), ({"speculate": HUGE}, InvalidArgument, "speculate: 0x"),
   ({"speculate": "x" * 1000}, InvalidArgument, "speculate: 'xxx"), ({"n": 1.5}, TypeError, "n: float:"),
   ({"n": -HUGE}, InvalidArgument, "n: -0x"), ({"n": 2, "choice": HUGE}, InvalidArgument, "choice: 0x"),
+  ({"speculate": np.array(["auto", "tree"])}, InvalidArgument, "speculate: array(['auto', 'tree']"),
+  ({"speculate": np.arange(1000)}, InvalidArgument, "speculate: array("),
+  ({"ranking": np.array(["plain", "noise"])}, InvalidArgument, "ranking: array("),
+  ({"budget": np.array([1, 2])}, TypeError, "budget: ndarray: expected an integer"),
+  ({"temperature": np.array(["x"])}, TypeError, "temperature: ndarray: expected a number"),
   ({"n": HUGE, "stream": True}, InvalidArgument, "n: 0x"), ({"thinking": HUGE}, InvalidArgument, "thinking: 0x"),
 ])
 def test_a_wrong_setting(session, options, kind, words):
@@ -116,6 +122,8 @@ def test_the_time_of_a_drain():
   ({"model": "\ud800"}, InvalidArgument, "model: "), ({"draft": "\ud800"}, InvalidArgument, "draft: "),
   ({"threads": "1"}, TypeError, "threads: str: expected an integer"), ({"device": HUGE}, InvalidArgument, "device: 0x"),
   ({"prefix_cache": "no"}, TypeError, "prefix_cache: str: expected True or False"),
+  ({"max_stream": 1}, TypeError, "Session() got an unexpected option 'max_stream': expected perhaps 'max_streams'"),
+  ({"zzz": 1}, TypeError, "Session() got an unexpected option 'zzz': expected one of Session's settings"),
 ])
 def test_a_wrong_setting_of_a_session(settings, kind, words):
   refused(kind, lambda: Session(**settings), words)
