@@ -178,7 +178,8 @@ def shard(args: argparse.Namespace, sharding: Sharding) -> None:
       tensors = range(len(sharding.plan["tensors"]))
       print(f"{len(tensors) - len(journal.finished)} of {len(tensors)} tensors to make, "
             f"{gigabytes(sharding.plan['rank_bytes'])} a rank", flush=True)
-      work.make([tensor for tensor in tensors if tensor not in journal.finished], journal)
+      with files.flushing():
+        work.make([tensor for tensor in tensors if tensor not in journal.finished], journal)
       files.finish()
       manifest = manifest_of(sharding, files, journal.finished, copy_texts(args))
       write_whole(args.out / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())

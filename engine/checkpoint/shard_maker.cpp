@@ -30,16 +30,19 @@ int64_t row_bytes(const SourceTensor& source) {
   return source.shape[1] * static_cast<int64_t>(dtype_size(source.dtype));
 }
 
-// The rank's rows of an expert whose sources lie at `whole`, one whole source after the other.
-template <class Byte>
-std::vector<Byte*> rank_rows(const ShardTensor& tensor, int64_t tp, int64_t rank, Byte* whole) {
-  std::vector<Byte*> rows;
+// How many rows of an expert's source a rank needs: its own, or its columns of all of them.
+int64_t n_rows_of(const ShardTensor& tensor, const SourceTensor& source, int64_t tp) {
+  return tensor.experts.by_rows ? source.shape[0] / tp : source.shape[0];
+}
+
+// The rank's rows of an expert, as read_expert has read them to `data`.
+std::vector<const std::byte*> rank_rows(const ShardTensor& tensor, int64_t tp, int64_t rank, const std::byte* data) {
+  std::vector<const std::byte*> rows;
   for (const SourceTensor& source : tensor.sources) {
-    const int64_t bytes = row_bytes(source), n = source.shape[0];
-    const int64_t n_rows = tensor.experts.by_rows ? n / tp : n;
-    Byte* first = whole + (tensor.experts.by_rows ? rank * n_rows * bytes : rank * (bytes / tp));
+    const int64_t bytes = row_bytes(source), n_rows = n_rows_of(tensor, source, tp);
+    const std::byte* first = tensor.experts.by_rows ? data : data + rank * (bytes / tp);
     for (int64_t i = 0; i < n_rows; ++i) rows.push_back(first + i * bytes);
-    whole += n * bytes;
+    data += n_rows * bytes;
   }
   return rows;
 }
@@ -53,6 +56,11 @@ Region region_of(const Box& box, int64_t begin, int64_t end, int64_t rank) {
   const int64_t first = box.first + rank * box.rank_step;
   return {first + begin * box.stride[0], first + (end - 1) * box.stride[0] + (box.extent[1] - 1) * box.stride[1] +
                                              (box.extent[2] - 1) * box.stride[2] + 1};
+}
+
+// Whether the box is one run of the source, so that it needs no copying after it was read.
+bool is_whole(const Box& box) {
+  return box.stride == std::array<int64_t, 3>{box.extent[1] * box.extent[2], box.extent[2], 1};
 }
 
 // `from`: the element at the box's [begin][0][0].
@@ -227,6 +235,10 @@ void ShardMaker::make_copy(size_t tensor, const Piece& piece, std::span<std::byt
   for (size_t rank = 0; rank < out.size(); ++rank) {
     if (!out[rank]) continue;
     const Region need = region_of(box, piece.begin, piece.end, static_cast<int64_t>(rank));
+    if (!shared && is_whole(box)) {
+      read(source, need.begin * element, (need.end - need.begin) * element, out[rank]);
+      continue;
+    }
     if (!data || !shared) {
       have = need;
       if (shared) have.end = region_of(box, piece.begin, piece.end, static_cast<int64_t>(out.size()) - 1).end;
@@ -238,28 +250,33 @@ void ShardMaker::make_copy(size_t tensor, const Piece& piece, std::span<std::byt
   }
 }
 
-const std::byte* ShardMaker::read_expert(size_t tensor, const Piece& piece, Scratch& scratch) const {
+const std::byte* ShardMaker::read_expert(size_t tensor, const Piece& piece, size_t rank, Scratch& scratch) const {
   const ShardTensor& shard = partition_.tensors[tensor];
+  const auto bytes_of = [&](const SourceTensor& source) {
+    return n_rows_of(shard, source, partition_.tp) * row_bytes(source);
+  };
   int64_t total = 0;
-  for (const SourceTensor& source : shard.sources) total += source.shape[0] * row_bytes(source);
-  std::byte* whole = scratch.of(total);
-  std::byte* to = whole;
+  for (const SourceTensor& source : shard.sources) total += bytes_of(source);
+  std::byte* const data = scratch.of(total);
+  std::byte* to = data;
   for (size_t i = 0; i < shard.sources.size(); ++i) {
-    const int64_t bytes = shard.sources[i].shape[0] * row_bytes(shard.sources[i]);
-    read(*tensors_[tensor].sources[static_cast<size_t>(piece.begin) * shard.sources.size() + i], 0, bytes, to);
+    const int64_t bytes = bytes_of(shard.sources[i]);
+    read(*tensors_[tensor].sources[static_cast<size_t>(piece.begin) * shard.sources.size() + i],
+         shard.experts.by_rows ? static_cast<int64_t>(rank) * bytes : 0, bytes, to);
     to += bytes;
   }
-  return whole;
+  return data;
 }
 
 void ShardMaker::make_int4(size_t tensor, const Piece& piece, std::span<std::byte* const> out) const {
   const ShardTensor& shard = partition_.tensors[tensor];
   const ExpertMatrix& matrix = shard.experts;
   Scratch scratch(*this);
-  const std::byte* whole = read_expert(tensor, piece, scratch);
+  const std::byte* data = nullptr;
   for (size_t rank = 0; rank < out.size(); ++rank) {
     if (!out[rank]) continue;
-    const auto rows = rank_rows(shard, partition_.tp, static_cast<int64_t>(rank), whole);
+    if (!data || matrix.by_rows) data = read_expert(tensor, piece, rank, scratch);
+    const auto rows = rank_rows(shard, partition_.tp, static_cast<int64_t>(rank), data);
     if (shard.transform == Transform::int4_tiles) int4_to_tiles(rows, matrix.n_in, out[rank]);
     else scales_to_tiles(rows, matrix.n_in / kTileGroup, out[rank]);
   }
@@ -302,7 +319,7 @@ void ShardMaker::compare_int4(size_t tensor, const Piece& piece, std::span<const
   const ShardTensor& shard = partition_.tensors[tensor];
   const ExpertMatrix& matrix = shard.experts;
   Scratch scratch(*this), restored(*this);
-  const std::byte* whole = read_expert(tensor, piece, scratch);
+  const std::byte* data = nullptr;
   const size_t row = static_cast<size_t>(shard.transform == Transform::int4_tiles ? matrix.n_in / 2
                                                                                     : matrix.n_in / kTileGroup * 2);
   std::byte* back = restored.of(matrix.n_out * static_cast<int64_t>(row));
@@ -311,7 +328,8 @@ void ShardMaker::compare_int4(size_t tensor, const Piece& piece, std::span<const
   for (size_t rank = 0; rank < made.size(); ++rank) {
     if (shard.transform == Transform::int4_tiles) tiles_to_int4(made[rank], matrix.n_in, rows);
     else tiles_to_scales(made[rank], matrix.n_in / kTileGroup, rows);
-    const auto expected = rank_rows(shard, partition_.tp, static_cast<int64_t>(rank), whole);
+    if (!data || matrix.by_rows) data = read_expert(tensor, piece, rank, scratch);
+    const auto expected = rank_rows(shard, partition_.tp, static_cast<int64_t>(rank), data);
     const std::string file = rank_file_name(static_cast<int64_t>(rank), partition_.tp);
     for (size_t i = 0; i < rows.size(); ++i)
       demand_equal(file, shard, piece.begin, "a row of expert", rows[i], expected[i], row);

@@ -55,7 +55,8 @@ class ShardMaker {
   void make_int4(size_t tensor, const Piece& piece, std::span<std::byte* const> out) const;
   void compare_copy(size_t tensor, int64_t piece, std::span<const std::byte* const> made) const;
   void compare_int4(size_t tensor, const Piece& piece, std::span<const std::byte* const> made) const;
-  const std::byte* read_expert(size_t tensor, const Piece& piece, Scratch& scratch) const;
+  // The sources of an expert, one after the other: the rank's rows of each, or, where ranks have columns, all rows.
+  const std::byte* read_expert(size_t tensor, const Piece& piece, size_t rank, Scratch& scratch) const;
 
   ModelConfig config_;
   std::unique_ptr<DraftConfig> draft_config_;

@@ -52,24 +52,26 @@ class Work:
     self._run(list(tensors), one, title)
     return sorted(wrong)
 
-  def _make_piece(self, tensor: int, piece: int, pieces: Pieces, offset: int) -> int:
+  def _make_piece(self, tensor: int, piece: int, pieces: Pieces, offset: int, checksums: list[Checksum]) -> int:
     n_bytes = self._sharding.make(tensor, piece, pieces)
-    for rank in range(self.plan["tp"]):
+    for rank, checksum in enumerate(checksums):  # rank by rank: its bytes come from memory once
+      checksum.update(pieces.ranks[rank], n_bytes)
       self._files.write(rank, pieces.view(rank, n_bytes), offset)
     return n_bytes
 
-  def _read_piece(self, tensor: int, piece: int, pieces: Pieces, offset: int) -> int:
+  def _read_piece(self, tensor: int, piece: int, pieces: Pieces, offset: int, checksums: list[Checksum]) -> int:
     n_bytes = self._sharding.piece_bytes(tensor, piece, pieces)
-    for rank in range(self.plan["tp"]):
+    for rank, checksum in enumerate(checksums):
       self._files.read(rank, pieces.view(rank, n_bytes), offset)
+      checksum.update(pieces.ranks[rank], n_bytes)
     return n_bytes
 
-  def _compare_piece(self, tensor: int, piece: int, pieces: Pieces, offset: int) -> int:
-    n_bytes = self._read_piece(tensor, piece, pieces, offset)
+  def _compare_piece(self, tensor: int, piece: int, pieces: Pieces, offset: int, checksums: list[Checksum]) -> int:
+    n_bytes = self._read_piece(tensor, piece, pieces, offset, checksums)
     self._sharding.compare(tensor, piece, pieces, n_bytes)
     return n_bytes
 
-  def _each_piece(self, tensor: int, bar: tqdm, do: Callable[[int, int, Pieces, int], int]) -> list[str]:
+  def _each_piece(self, tensor: int, bar: tqdm, do: Callable[[int, int, Pieces, int, list[Checksum]], int]) -> list[str]:
     tp = self.plan["tp"]
     checksums = [Checksum() for _ in range(tp)]
     pieces: Pieces | None = getattr(self._own, "pieces", None)
@@ -79,9 +81,7 @@ class Work:
     for piece in range(self.plan["tensors"][tensor]["pieces"]):
       if self._stop.is_set():
         raise Stopped
-      n_bytes = do(tensor, piece, pieces, offset)
-      for rank, checksum in enumerate(checksums):
-        checksum.update(pieces.ranks[rank], n_bytes)
+      n_bytes = do(tensor, piece, pieces, offset, checksums)
       offset += n_bytes
       with self._lock:
         bar.update(n_bytes * tp)
