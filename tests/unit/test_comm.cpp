@@ -13,38 +13,21 @@
 #include "base/error.h"
 #include "comm/rank_sum.h"
 #include "comm/thread_comm.h"
+#include "support/rank_moves.h"
 
 using namespace kdt;
 using namespace std::chrono_literals;
 
 namespace {
 
-// Runs `body` as every rank of `n`; the message with which each ended, "" when it returned.
 std::vector<std::string> run_ranks(int n, Communicator::Deadline deadline,
                                    const std::function<void(Communicator&)>& body) {
   auto comms = make_thread_communicators(n, deadline);
-  std::vector<std::string> messages(static_cast<size_t>(n));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < n; ++r)
-    threads.emplace_back([&, r] {
-      try {
-        body(*comms[static_cast<size_t>(r)]);
-      } catch (const Error& error) {
-        messages[static_cast<size_t>(r)] = error.what();
-        if (error.status() != Status::engine_failed) messages[static_cast<size_t>(r)] += " (another status)";
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  return messages;
+  return test::run_threads(n, [&](int r) { body(*comms[static_cast<size_t>(r)]); });
 }
 
 void demand_success(const std::vector<std::string>& messages) {
   for (const std::string& message : messages) CHECK(message == "");
-}
-
-// Byte i that rank `from` has for rank `to` in a call.
-std::byte byte_of(uint32_t call, int from, int to, size_t i) {
-  return static_cast<std::byte>((call * 31 + static_cast<uint32_t>(from) * 7 + static_cast<uint32_t>(to) * 3 + i) % 251);
 }
 
 }  // namespace
@@ -53,38 +36,8 @@ TEST_CASE("bytes arrive where they belong, call after call, in any mixture") {
   for (int n : {1, 2, 3, 4, 8}) {
     std::vector<int> wrong(static_cast<size_t>(n));
     demand_success(run_ranks(n, 60s, [&](Communicator& comm) {
-      std::mt19937 random(static_cast<uint32_t>(n));   // the same calls on every rank
-      const int me = comm.rank();
-      int& bad = wrong[static_cast<size_t>(me)];
       REQUIRE(comm.size() == n);
-      for (uint32_t call = 0; call < 300; ++call) {
-        const size_t bytes = random() % 4 == 0 ? random() % 20000 : random() % 40;
-        const size_t all_bytes = bytes * static_cast<size_t>(n);
-        std::vector<std::byte> mine(bytes), from(all_bytes), all(all_bytes);
-        const auto block = [&](std::vector<std::byte>& v, int r) { return v.data() + static_cast<size_t>(r) * bytes; };
-        switch (random() % 4) {
-          case 0: comm.barrier(); break;
-          case 1: {
-            const int root = static_cast<int>(random() % static_cast<uint32_t>(n));
-            for (size_t i = 0; i < bytes; ++i) mine[i] = byte_of(call, me, 0, i);
-            comm.broadcast(mine.data(), bytes, root);
-            for (size_t i = 0; i < bytes; ++i) bad += mine[i] != byte_of(call, root, 0, i);
-            break;
-          }
-          case 2:
-            for (size_t i = 0; i < bytes; ++i) block(all, me)[i] = byte_of(call, me, 0, i);
-            comm.all_gather(block(all, me), bytes, all.data());
-            for (int r = 0; r < n; ++r)
-              for (size_t i = 0; i < bytes; ++i) bad += block(all, r)[i] != byte_of(call, r, 0, i);
-            break;
-          default:
-            for (int r = 0; r < n; ++r)
-              for (size_t i = 0; i < bytes; ++i) block(from, r)[i] = byte_of(call, me, r, i);
-            comm.all_to_all(from.data(), bytes, all.data());
-            for (int r = 0; r < n; ++r)
-              for (size_t i = 0; i < bytes; ++i) bad += block(all, r)[i] != byte_of(call, r, me, i);
-        }
-      }
+      wrong[static_cast<size_t>(comm.rank())] = test::wrong_bytes(comm);
     }));
     for (int bad : wrong) CHECK(bad == 0);
   }
