@@ -19,16 +19,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr const char* kSize = "a size above 0 such as 139GiB or 141GB, up to 2^50 bytes";
+
 // "139", "139GiB" or "141GB": bytes. Plain numbers are GiB.
-ValueForm memory_form(int64_t& target) {
-  return {"SIZE", "a size such as 139GiB or 141GB, up to 2^50 bytes", [&target](const std::string& text) {
+ValueForm memory_form(int64_t& target, bool may_be_zero) {
+  const char* expected = may_be_zero ? "a size such as 4GiB or 0, up to 2^50 bytes" : kSize;
+  return {"SIZE", expected, [&target, may_be_zero](const std::string& text) {
             double value = 0;
             const char* end = text.data() + text.size();
             const auto [stop, error] = std::from_chars(text.data(), end, value);
             const std::string unit(stop, end);
             if (error != std::errc() || !(value >= 0) || (unit != "" && unit != "GiB" && unit != "GB")) return false;
             const double bytes = std::floor(value * (unit == "GB" ? 1e9 : 0x1p30));
-            if (bytes > 0x1p50) return false;
+            if (bytes > 0x1p50 || (bytes < 1 && !may_be_zero)) return false;
             target = static_cast<int64_t>(bytes);
             return true;
           }};
@@ -54,7 +57,7 @@ struct PlanCommand {
 Json PlanCommand::ask() const {
   if (model.empty() == preset.empty())
     fail_usage("--model and --preset", model.empty() ? "neither" : "both", "one of them");
-  if (gpu_memory == 0) fail_usage("--gpu-memory", "none", "a size such as 139GiB or 141GB, up to 2^50 bytes");
+  if (gpu_memory == 0) fail_usage("--gpu-memory", "not given", kSize);
   kdt_capacity_options options;
   check(kdt_capacity_options_init(&options, sizeof options));
   options.tp = tp;
@@ -81,7 +84,7 @@ std::string bytes_cell(const Json& bytes) { return byte_count(bytes.get<double>(
 std::string ms_cell(const Json& ms) { return ms.is_null() ? "-" : fixed(ms.get<double>(), 2); }
 
 std::string memory_table(const Json& plan) {
-  Table table({"one of " + plan["tp"].dump() + " ranks", "bytes"});
+  Table table({"one of " + counted(plan["tp"].get<int64_t>(), "rank"), "bytes"});
   table.add({"GPU memory", bytes_cell(plan["gpu_memory_bytes"])});
   table.add({"reserved (context, graphs, activations)", bytes_cell(plan["reserve_bytes"])});
   for (const auto& [part, bytes] : plan["weights"]["parts"].items()) table.add({"weights: " + part, bytes_cell(bytes)});
@@ -92,11 +95,25 @@ std::string memory_table(const Json& plan) {
   table.add_rule();
   table.add({"KV of a token", bytes_cell(kv["bytes_per_token"])});
   table.add({"drafter's KV of a token", bytes_cell(kv["draft_bytes_per_token"])});
-  table.add({"KV tokens", kv["tokens"].dump()});
-  table.add({"KV tokens without the drafter", kv["tokens_without_drafter"].dump()});
+  if (plan["fits"].get<bool>()) table.add({"KV tokens", kv["tokens"].dump()});
+  if (kv["tokens_without_drafter"].get<int64_t>() > 0)
+    table.add({"KV tokens without the drafter", kv["tokens_without_drafter"].dump()});
+  if (!plan["fits"].get<bool>()) return table.render(1);
   for (const Json& row : plan["streams"])
     table.add({"streams of " + row["context"].dump() + " tokens", row["streams"].dump()});
   return table.render(1);
+}
+
+std::string verdict(const Json& plan) {
+  if (plan["fits"].get<bool>()) return "It fits.";
+  const Json& kv = plan["kv"];
+  const double free = kv["free_bytes"].get<double>();
+  const std::string taken = bytes_cell(plan["weights"]["bytes"]) + " of weights and " + bytes_cell(plan["reserve_bytes"]) +
+                            " reserved ";
+  const std::string without = kv["tokens_without_drafter"].get<int64_t>() > 0 ? " Without the drafter it does." : "";
+  if (free >= 0) return "It does not fit: " + taken + "leave " + byte_count(free) + " for KV, less than a page." + without;
+  return "It does not fit: " + taken + "are " + byte_count(-free) + " more than the GPU's " +
+         bytes_cell(plan["gpu_memory_bytes"]) + "." + without;
 }
 
 std::string step_table(const Json& plan) {
@@ -121,9 +138,8 @@ int PlanCommand::run() const {
   }
   std::string text = plan["model_path"].get<std::string>();
   if (!plan["draft_path"].is_null()) text += " with " + plan["draft_path"].get<std::string>();
-  text += "\n" + std::string(plan["fits"].get<bool>() ? "It fits." : "It does not fit.") + "\n\n" + memory_table(plan);
-  text += "\nBytes a step must read (uniform routing, one stream of " + plan["step_context"].dump() + " tokens)\n\n" +
-          step_table(plan);
+  text += "\n" + verdict(plan) + "\n\n" + memory_table(plan) + "\nBytes a step must read (uniform routing, one stream of " +
+          counted(plan["step_context"].get<int64_t>(), "token") + ")\n\n" + step_table(plan);
   write_stdout(text);
   return kExitOk;
 }
@@ -139,9 +155,9 @@ Command add_plan(CLI::App& app) {
   declare.value("--draft", text_form(command->draft, "DIR"), "the preset's, else none",
                 "Directory with a drafter's config.json");
   declare.value("--tp", integer_form(command->tp, 1, 64), "1", "Tensor-parallel ranks, one GPU each");
-  declare.value("--gpu-memory", memory_form(command->gpu_memory), "none, must be given",
+  declare.value("--gpu-memory", memory_form(command->gpu_memory, false), "none, must be given",
                 "Memory of one GPU; a plain number is GiB");
-  declare.value("--reserve", memory_form(command->reserve), "4GiB", "Memory of it for everything but weights and KV");
+  declare.value("--reserve", memory_form(command->reserve, true), "4GiB", "Memory of it for everything but weights and KV");
   declare.value("--context", integer_form(command->context, 0, kMaxInt32), "0",
                 "Tokens of the stream whose KV a step reads");
   declare.value("--bandwidth", number_form(command->bandwidth, 0, 1e6), "none",

@@ -53,6 +53,10 @@ std::string Table::render(size_t n_left) const {
   return out;
 }
 
+std::string counted(int64_t n, std::string_view noun) {
+  return std::to_string(n) + " " + std::string(noun) + (n == 1 ? "" : "s");
+}
+
 std::string fixed(double value, int digits) {
   if (!std::isfinite(value)) return "-";
   char buffer[64];

@@ -1,6 +1,7 @@
 // Plain-text tables and numbers for people.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+// "1 rank", "8 ranks"
+std::string counted(int64_t n, std::string_view noun);
 std::string fixed(double value, int digits);
 // At most so many significant digits: 1e-06, 0.13397, 50000.
 std::string significant(double value, int digits);

@@ -43,8 +43,13 @@ def test_what_does_not_fit():
   assert not found["fits"] and found["kv"]["free_bytes"] < 0 and found["kv"]["tokens"] == 0
   assert all(row["streams"] == 0 for row in found["streams"])
   text = kdtree_run("plan", "--preset", "kimi-k2.6", "--tp", "4", "--gpu-memory", "80GB").stdout.decode()
-  assert "It does not fit." in text and "missing" in text
+  assert "It does not fit: 141.5 GiB of weights and 4.0 GiB reserved are 71.0 GiB more than the GPU's 74.5 GiB." in text
+  assert "missing" in text and "KV tokens" not in text and "streams of" not in text
 
+
+def test_one_is_singular():
+  text = kdtree_run("plan", "--model", MODEL, "--tp", "1", "--gpu-memory", "5").stdout.decode()
+  assert "one of 1 rank " in text and "It fits." in text
 
 @pytest.mark.parametrize("tp", [1, 8])
 def test_shards_are_as_large_as_planned(tmp_path, tp):
@@ -55,7 +60,7 @@ def test_shards_are_as_large_as_planned(tmp_path, tp):
 
 
 @pytest.mark.parametrize("arguments, code, words", [
-  (["--preset", "kimi-k2.6"], 2, "--gpu-memory: none"),
+  (["--preset", "kimi-k2.6"], 2, "--gpu-memory: not given"),
   (["--gpu-memory", "80"], 2, "--model and --preset: neither"),
   (["--preset", "kimi-k2.6", "--model", MODEL, "--gpu-memory", "80"], 2, "--model and --preset: both"),
   (["--preset", "kimi-k9", "--gpu-memory", "80"], 1, "preset: kimi-k9: expected a folder of"),
@@ -63,6 +68,7 @@ def test_shards_are_as_large_as_planned(tmp_path, tp):
   (["--preset", "kimi-k2.6", "--tp", "3", "--gpu-memory", "80"], 1, "tp: 3: expected a divisor of vocab_size, 163840"),
   (["--preset", "kimi-k2.6", "--tp", "0", "--gpu-memory", "80"], 2, "--tp: 0"),
   (["--preset", "kimi-k2.6", "--gpu-memory", "80TB"], 2, "--gpu-memory: 80TB"),
+  (["--preset", "kimi-k2.6", "--gpu-memory", "0"], 2, "--gpu-memory: 0: expected a size above 0"),
   (["--preset", "kimi-k2.6", "--gpu-memory", "-1"], 2, "--gpu-memory: -1"),
   (["--preset", "kimi-k2.6", "--gpu-memory", "1e300"], 2, "--gpu-memory: 1e300"),
   (["--preset", "kimi-k2.6", "--gpu-memory", "nan"], 2, "--gpu-memory: nan"),
