@@ -1,4 +1,5 @@
 // kdtree-run info: what was loaded, and how.
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Longer arrays of numbers (the cost table) are shown by their length.
+// Longer arrays are shown by their length.
 constexpr size_t kLongestList = 12;
 
 struct InfoCommand {
@@ -58,6 +59,22 @@ void add_rows(Table& table, const Json& object, const std::string& prefix) {
   }
 }
 
+std::string ms_cell(const Json& ms) { return fixed(ms.get<double>(), 3); }
+
+// What the engine measured and the controller decides by: a verify pass by its rows, a draft by its depths. Empty where
+// nothing was measured.
+std::string cost_table(const Json& info) {
+  const Json &rounds = info["round_costs"], &drafts = info["draft_ms_by_depth"];
+  if (rounds.empty()) return "";
+  Table table({"rows verified", "ms", "depths drafted", "ms"});
+  for (size_t i = 0; i < std::max(rounds.size(), drafts.size()); ++i) {
+    const bool verifies = i < rounds.size(), drafted = i < drafts.size();
+    table.add({verifies ? rounds[i]["rows"].dump() : "", verifies ? ms_cell(rounds[i]["verify_ms"]) : "",
+               drafted ? std::to_string(i + 1) : "", drafted ? ms_cell(drafts[i]) : ""});
+  }
+  return "\n" + table.render(0);
+}
+
 int print_devices(bool json) {
   const Json found = Json::parse(kdt_devices_json());
   if (json) {
@@ -83,8 +100,13 @@ int InfoCommand::run() const {
     return kExitOk;
   }
   Table table;
-  add_rows(table, info, "");
-  write_stdout(std::string("kdtree-engine ") + kdt_version() + "\n" + table.render(2));
+  Json rows = info;
+  if (!info["round_costs"].empty()) {   // a table of their own
+    rows.erase("round_costs");
+    rows.erase("draft_ms_by_depth");
+  }
+  add_rows(table, rows, "");
+  write_stdout(std::string("kdtree-engine ") + kdt_version() + "\n" + table.render(2) + cost_table(info));
   return kExitOk;
 }
 
