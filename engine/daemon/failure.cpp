@@ -41,6 +41,15 @@ std::string message(std::string_view field, std::string_view value, std::string_
   return std::string(field) + ": " + printable(value) + ": expected " + std::string(expected);
 }
 
+void print_line(std::string line, std::string_view message) {
+  for (size_t at = 0; at < message.size();) {
+    const size_t length = character_length(message, at);
+    line += length > 0 ? message.substr(at, length) : "?";
+    at += length > 0 ? length : 1;
+  }
+  std::cerr << line << std::endl;
+}
+
 }  // namespace
 
 void fail_usage(std::string_view field, std::string_view value, std::string_view expected) {
@@ -51,14 +60,7 @@ void fail_run(std::string_view field, std::string_view value, std::string_view e
   throw Failure(kExitFailed, message(field, value, expected));
 }
 
-void print_error(std::string_view message) {
-  std::string line = "error: ";
-  for (size_t at = 0; at < message.size();) {
-    const size_t length = character_length(message, at);
-    line += length > 0 ? message.substr(at, length) : "?";
-    at += length > 0 ? length : 1;
-  }
-  std::cerr << line << std::endl;
-}
+void print_error(std::string_view message) { print_line("error: ", message); }
+void print_warning(std::string_view message) { print_line("warning: ", message); }
 
 }  // namespace kdt

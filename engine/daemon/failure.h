@@ -26,5 +26,7 @@ class Failure : public std::runtime_error {
 
 // `error: <message>` on stderr. What is not UTF-8 in it (a path, an argument) is printed as question marks.
 void print_error(std::string_view message);
+// The same with `warning: `.
+void print_warning(std::string_view message);
 
 }  // namespace kdt

@@ -5,9 +5,13 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <iostream>
+#include <string_view>
 
 #include "failure.h"
+#include "nearest.h"
+#include "output.h"
+
+extern char** environ;
 
 namespace kdt {
 namespace {
@@ -52,25 +56,51 @@ std::string joined(const std::vector<std::string>& items, const char* separator)
   return out;
 }
 
-// "--a --b" of a command, for the message about an unknown flag.
-std::string flag_names(const CLI::App& command) {
+// The flags of a command, without their dashes.
+std::vector<std::string> flag_names(const CLI::App& command) {
   std::vector<std::string> names;
   for (const CLI::Option* option : command.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    const std::vector<std::string>& own = option->get_lnames();
+    names.insert(names.end(), own.begin(), own.end());
   }
-  return joined(names, " ");
+  return names;
+}
+
+[[noreturn]] void fail_unknown_flag(const CLI::App& app, const CLI::App& command, const std::string& flag,
+                                    const std::string& help) {
+  const std::string name = flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+  const std::string near = nearest(name, flag_names(command));
+  if (!near.empty()) fail_usage(flag, "unknown flag", "perhaps --" + near + " (see " + help + " --help)");
+  std::vector<std::string> others;   // the commands that have it
+  for (const CLI::App* other : app.get_subcommands({})) {
+    if (other->get_option_no_throw("--" + name)) others.push_back(other->get_name());
+  }
+  const std::string whose = others.empty() ? "" : ", a flag of " + joined(others, ", ");
+  fail_usage(flag, "unknown flag" + whose, "one that " + help + " --help lists");
 }
 
 [[noreturn]] void fail_unknown(const CLI::App& app, const CLI::App& command, const std::string& argument) {
   const bool is_root = &app == &command;
   const std::string help = is_root ? app.get_name() : app.get_name() + " " + command.get_name();
   if (argument.rfind("-", 0) == 0 && argument.size() > 1) {
-    fail_usage(argument, "unknown flag", "one of " + flag_names(command) + " (see " + help + " --help)");
+    fail_unknown_flag(app, command, argument.substr(0, argument.find('=')), help);
   }
   if (!is_root) fail_usage("argument", argument, "flags only, such as --prompt TEXT (see " + help + " --help)");
   std::vector<std::string> names;
   for (const CLI::App* each : app.get_subcommands({})) names.push_back(each->get_name());
   fail_usage("command", argument, "one of " + joined(names, ", "));
+}
+
+// Variables of this name that are no mirror of a flag: those of the package and of its tests.
+constexpr std::string_view kOtherVariables[] = {"KDTREE_API_KEY", "KDTREE_LIBRARY", "KDTREE_MODELS_DIR", "KDTREE_RUN",
+                                                "KDTREE_SOURCE_ROOT"};
+constexpr std::string_view kPrefix = "KDTREE_", kTestPrefix = "KDTREE_TEST_";
+
+// What Kubernetes sets in the pods beside a Service whose name begins with `kdtree`: nobody's mistake.
+bool is_service_link(std::string_view name, std::string_view value) {
+  const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
+  return has("_SERVICE_HOST") || has("_SERVICE_PORT") || has("_TCP") || has("_UDP") || value.rfind("tcp://", 0) == 0 ||
+         value.rfind("udp://", 0) == 0;
 }
 
 // What a flag without its value throws carries no name but in its message, which starts with it.
@@ -105,8 +135,10 @@ ValueForm integer_form(int32_t& target, int64_t low, int64_t high) { return whol
 ValueForm integer_form(int64_t& target, int64_t low, int64_t high) { return whole_form(target, low, high); }
 
 ValueForm seed_form(std::optional<uint64_t>& target) {
-  return {"N", "an integer from 0 to 2^64 - 1", [&target](const std::string& text) {
+  return {"N", "an integer from -2^63 to 2^64 - 1", [&target](const std::string& text) {
             target = parse_whole<uint64_t>(text);
+            const std::optional<int64_t> negative = parse_whole<int64_t>(text);
+            if (!target && negative) target = static_cast<uint64_t>(*negative);
             return target.has_value();
           }};
 }
@@ -123,10 +155,11 @@ ValueForm number_form(double& target, double low, double high, bool above_low) {
           }};
 }
 
-ValueForm text_form(std::string& target, std::string label) {
-  return {std::move(label), "text", [&target](const std::string& text) {
+ValueForm text_form(std::string& target, std::string label, bool may_be_empty) {
+  const char* expected = may_be_empty ? "text" : "at least one character, or no such flag";
+  return {std::move(label), expected, [&target, may_be_empty](const std::string& text) {
             target = text;
-            return true;
+            return may_be_empty || !text.empty();
           }};
 }
 
@@ -212,10 +245,10 @@ bool parse_command_line(CLI::App& app, const std::vector<std::string>& arguments
   try {
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {
-    std::cout << app.help() << std::flush;
+    write_stdout(app.help());
     return true;
   } catch (const CLI::CallForVersion& version) {
-    std::cout << version.what() << std::endl;
+    write_stdout(std::string(version.what()) + "\n");
     return true;
   } catch (const CLI::ArgumentMismatch& mismatch) {
     fail_mismatch(app, mismatch.what());
@@ -229,6 +262,28 @@ bool parse_command_line(CLI::App& app, const std::vector<std::string>& arguments
   const std::vector<std::string> extras = app.remaining();
   if (!extras.empty()) fail_unknown(app, app, extras.front());
   return false;
+}
+
+std::vector<std::string> unknown_variables(const CLI::App& app) {
+  std::vector<std::string> known, warnings;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    for (const CLI::Option* option : command->get_options()) known.push_back(option->get_envname());
+  }
+  known.insert(known.end(), std::begin(kOtherVariables), std::end(kOtherVariables));
+  known.erase(std::remove(known.begin(), known.end(), ""), known.end());
+  std::vector<std::string> stems;
+  for (const std::string& name : known) stems.push_back(name.substr(kPrefix.size()));
+  for (char** each = environ; each && *each; ++each) {
+    const std::string_view entry = *each;
+    const std::string name(entry.substr(0, entry.find('=')));
+    if (name.rfind(kPrefix, 0) != 0 || name.rfind(kTestPrefix, 0) == 0) continue;
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    if (is_service_link(name, entry.substr(std::min(name.size() + 1, entry.size())))) continue;
+    const std::string near = nearest(std::string_view(name).substr(kPrefix.size()), stems);
+    warnings.push_back(name + ": unknown variable: expected " +
+                       (near.empty() ? "KDTREE_ and the name of a flag" : "perhaps " + std::string(kPrefix) + near));
+  }
+  return warnings;
 }
 
 }  // namespace kdt

@@ -29,10 +29,12 @@ constexpr int64_t kMaxInt32 = INT32_MAX;
 // `target` must outlive the parse.
 ValueForm integer_form(int32_t& target, int64_t low, int64_t high = kMaxInt32);
 ValueForm integer_form(int64_t& target, int64_t low, int64_t high);
+// Any 64-bit integer; a negative one is its two's complement, as in HTTP requests.
 ValueForm seed_form(std::optional<uint64_t>& target);
 // From `low` to `high`; `above_low`: without `low` itself.
 ValueForm number_form(double& target, double low, double high, bool above_low = false);
-ValueForm text_form(std::string& target, std::string label);
+// An empty text is mostly an unset variable of a shell: refused unless it means something.
+ValueForm text_form(std::string& target, std::string label, bool may_be_empty = false);
 ValueForm choice_form(int32_t& target, std::vector<std::pair<std::string, int32_t>> choices);
 ValueForm list_form(std::vector<std::string>& target, std::string label);
 
@@ -68,5 +70,8 @@ class Flags {
 // Parses the command line into the commands of `app`. Returns true when --help or --version was asked for and printed;
 // throws Failure (exit code 2) for anything that is not understood.
 bool parse_command_line(CLI::App& app, const std::vector<std::string>& arguments);
+
+// A line about each KDTREE_* variable of the environment that no command knows, with the name that was probably meant.
+std::vector<std::string> unknown_variables(const CLI::App& app);
 
 }  // namespace kdt

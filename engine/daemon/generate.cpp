@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "failure.h"
 #include "interrupt.h"
+#include "openai_utf8.h"
 #include "options.h"
 #include "output.h"
 #include "table.h"
@@ -58,10 +59,10 @@ constexpr PromptSource kPromptSources[] = {
     {"--prompt", PromptKind::text}, {"--prompt-file", PromptKind::file}, {"--chat", PromptKind::chat}};
 
 void GenerateCommand::declare() {
-  flags.value("--prompt", text_form(prompt, "TEXT"), "none; one prompt is needed",
+  flags.value("--prompt", text_form(prompt, "TEXT", true), "none; one prompt is needed",
               "Raw text to continue; special-token strings in it are text");
   flags.value("--prompt-file", text_form(prompt_file, "FILE"), "none", "The same from a file; - is standard input");
-  flags.value("--chat", text_form(chat, "TEXT"), "none", "One user turn in the model's chat format");
+  flags.value("--chat", text_form(chat, "TEXT", true), "none", "One user turn in the model's chat format");
   flags.value("--thinking", choice_form(thinking, {{"on", KDT_THINKING_ON}, {"off", KDT_THINKING_OFF}}),
               "off for the bundled model, on for K2.x checkpoints", "Whether a --chat answer starts with reasoning");
   flags.value("--max-tokens", integer_form(max_tokens, 1), std::to_string(max_tokens), "Tokens to generate");
@@ -117,7 +118,9 @@ Prompt GenerateCommand::read() const {
   const PromptSource& source = choose_source(flags);
   const bool from_file = source.kind == PromptKind::file;
   const std::string text = from_file ? read_file(prompt_file) : source.kind == PromptKind::chat ? chat : prompt;
-  if (text.empty()) fail_run(from_file ? prompt_file : flags.source(source.flag), "", "at least one character");
+  const std::string name = from_file ? prompt_file : flags.source(source.flag);
+  if (text.empty()) fail_run(name, "", "at least one character");
+  if (!openai::is_utf8(text)) fail_run(name, "other bytes", "UTF-8 text");
   return {source.kind, text};
 }
 
@@ -168,7 +171,7 @@ nlohmann::ordered_json to_json(const GenerateCommand& command, const Generation&
 
 std::string summary(const Generation& generation) {
   const kdt_result& result = generation.result;
-  return std::to_string(generation.ids.size()) + " tokens, " + fixed(result.tokens_per_second, 1) + " tokens/s, " +
+  return counted(static_cast<int64_t>(generation.ids.size()), "token") + ", " + fixed(result.tokens_per_second, 1) + " tokens/s, " +
          fixed(result.tokens_per_round, 2) + " tokens/round, " + kdt_finish_name(result.finish_reason) + ", seed " +
          std::to_string(result.seed);
 }
@@ -202,8 +205,11 @@ int GenerateCommand::run() {
     constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
     write_stdout(to_json(*this, generation).dump(-1, ' ', false, kReplace) + "\n");
   } else {
-    if (stdout_is_terminal() && !generation.text.empty() && generation.text.back() != '\n') write_stdout("\n");
-    std::cerr << summary(generation) << std::endl;
+    const bool is_open_line = !generation.text.empty() && generation.text.back() != '\n';
+    if (stdout_is_terminal() && is_open_line) write_stdout("\n");
+    // In a file or pipe of both the summary has a line of its own, too; standard output stays the text alone.
+    const bool glued = is_open_line && !stdout_is_terminal() && stderr_is_stdout();
+    std::cerr << (glued ? "\n" : "") << summary(generation) << std::endl;
   }
   if (generation.result.finish_reason == KDT_FINISH_ERROR) throw Failure(kExitFailed, generation.error);
   return interrupted() && generation.result.finish_reason == KDT_FINISH_CANCELLED ? kExitInterrupted : kExitOk;

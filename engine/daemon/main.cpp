@@ -56,6 +56,9 @@ int run(const std::vector<std::string>& arguments) {
                                          add_bench(app), add_bench_streams(app), add_selftest(app)};
 
   if (parse_command_line(app, with_command(arguments))) return kExitOk;
+  if (!is_follower()) {
+    for (const std::string& line : unknown_variables(app)) print_warning(line);
+  }
   for (const Command& command : commands) {
     if (command.chosen()) return command.run();
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "figures.h"
+#include "openai_utf8.h"
 
 namespace kdt {
 namespace {
@@ -54,7 +55,7 @@ std::optional<std::string_view> suffix_of(const FigureFamily& family, std::strin
 
 class Page {
  public:
-  explicit Page(const std::string& model_name) : model_label_{"model_name", model_name} {}
+  explicit Page(const std::string& model_name) : model_label_{"model_name", openai::mended_utf8(model_name)} {}
 
   void open(std::string_view name, std::string_view help, MetricType type) {
     families_.push_back({kPrefix + std::string(name), std::string(help), type, {}});

@@ -1,6 +1,7 @@
 #include "output.h"
 
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -29,5 +30,11 @@ bool write_stdout(std::string_view text) {
 
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) == 1; }
+
+bool stderr_is_stdout() {
+  struct stat out{}, error{};
+  return fstat(STDOUT_FILENO, &out) == 0 && fstat(STDERR_FILENO, &error) == 0 && out.st_dev == error.st_dev &&
+         out.st_ino == error.st_ino;
+}
 
 }  // namespace kdt

@@ -10,5 +10,7 @@ namespace kdt {
 bool write_stdout(std::string_view text);
 bool stdout_is_terminal();
 bool stderr_is_terminal();
+// Whether both lead to the same file, pipe or terminal.
+bool stderr_is_stdout();
 
 }  // namespace kdt

@@ -1,17 +1,31 @@
 #include "serve_options.h"
 
+#include <algorithm>
+
+#include "openai_utf8.h"
+
 namespace kdt {
 namespace {
 
 // A day: longer is no timeout any more.
 constexpr double kLongest = 86400;
 
+// Names appear in JSON and on the metrics page: both are UTF-8.
+ValueForm names_form(std::vector<std::string>& target) {
+  ValueForm form = list_form(target, "NAME,...");
+  form.expected += ", of UTF-8 text";
+  form.set = [&target, read = form.set](const std::string& text) {
+    return read(text) && std::all_of(target.begin(), target.end(), openai::is_utf8);
+  };
+  return form;
+}
+
 }  // namespace
 
 void ServeOptions::declare(Flags& flags) {
   flags.value("--host", text_form(host, "ADDRESS"), host, "Where to listen. Beyond loopback set an API key");
   flags.value("--port", integer_form(port, 0, 65535), std::to_string(port), "Port; 0 takes a free one and logs it");
-  flags.value("--served-model-name", list_form(served_model_names, "NAME,..."), "the checkpoint directory's name",
+  flags.value("--served-model-name", names_form(served_model_names), "the checkpoint directory's name",
               "Names by which requests may ask for the model");
   flags.value("--api-key-file", text_form(api_key_file, "FILE"), "none",
               "API keys, one a line, at most 1 MiB; KDTREE_API_KEY may hold some too. Without any, everyone may use "

@@ -18,7 +18,7 @@ STAGES = ["prefill", "draft", "build", "verify", "sample", "accept", "commit", "
 
 
 def run(*arguments, stdin=b"", **variables):
-  return subprocess.run([RUN, *map(str, arguments)], input=stdin, capture_output=True, timeout=300,
+  return subprocess.run([RUN, *(each if isinstance(each, bytes) else str(each) for each in arguments)], input=stdin, capture_output=True, timeout=300,
                         env=clean_environment() | variables)
 
 
@@ -65,7 +65,16 @@ def test_root_help_and_version():
 @pytest.mark.parametrize("arguments, words", [
     (["nonsense"], ["command", "nonsense", "generate"]),
     (["--foo"], ["--foo", "unknown flag"]),
-    (["generate", "--foo", "3"], ["--foo", "unknown flag", "--budget", "generate --help"]),
+    (["generate", "--foo", "3"], ["--foo", "unknown flag", "generate --help"]),
+    (["generate", "--temprature", "1"], ["--temprature", "unknown flag", "perhaps --temperature ("]),
+    (["generate", "--max_tokens=3"], ["--max_tokens: ", "perhaps --max-tokens ("]),
+    (["generate", "--temp", "1"], ["perhaps --temperature (", "generate --help"]),
+    (["info", "--max-streams", "3"], ["--max-streams", "a flag of serve", "info --help"]),
+    (["generate", "--prompt", "a", "--model", ""], ["--model", "empty", "at least one character"]),
+    (["generate", "--prompt", "a", "--draft="], ["--draft", "empty"]),
+    (["generate", "--prompt-file", ""], ["--prompt-file", "empty"]),
+    (["serve", "--host", ""], ["--host", "empty"]),
+    (["serve", "--served-model-name", b"a\xff"], ["--served-model-name", "UTF-8"]),
     (["generate", "hello"], ["hello", "--prompt"]),
     (["generate"], ["--prompt", "not given"]),
     (["generate", "--prompt", "a", "--chat", "b"], ["--chat", "--prompt", "one prompt"]),
@@ -81,7 +90,7 @@ def test_root_help_and_version():
     (["generate", "--prompt", "a", "--temperature", "-1"], ["--temperature", "-1", "number"]),
     (["generate", "--prompt", "a", "--top-p", "0"], ["--top-p", "0", "above 0"]),
     (["generate", "--prompt", "a", "--min-p", "1.5"], ["--min-p", "1.5", "from 0 to 1"]),
-    (["generate", "--prompt", "a", "--seed", "-1"], ["--seed", "-1", "integer"]),
+    (["generate", "--prompt", "a", "--seed", "-9223372036854775809"], ["--seed", "-9223372036854775809", "-2^63"]),
     (["generate", "--prompt", "a", "--seed", "18446744073709551616"], ["--seed", "18446744073709551616", "2^64"]),
     (["generate", "--prompt", "a", "--speculate", "maybe"], ["--speculate", "maybe", "auto, off, chain, tree"]),
     (["generate", "--prompt", "a", "--thinking", "maybe"], ["--thinking", "maybe", "on, off"]),
@@ -101,6 +110,7 @@ def test_usage_errors_name_the_flag(arguments, words):
     (["--prompt-file", "/dev/null"], ["/dev/null", "empty"]),
     (["--prompt-file", "no/such/file"], ["no/such/file", "readable"]),
     (["--prompt-file", "/"], ["/", "readable"]),
+    (["--prompt-file", RUN], [f"{RUN}: other bytes", "UTF-8 text"]),
     (["--prompt", "a", "--max-tokens", "2147483647"], []),
     (["--prompt", "a", "--cpu-target", "NONSENSE"], ["NONSENSE"]),
     (["--prompt", "a", "--max-context", "2", "--max-tokens", "8"], []),
@@ -142,6 +152,26 @@ def test_the_command_line_wins():
   assert generate("--prompt", PROMPT, "--max-tokens", 2, KDTREE_CHAT="not this one")["prompt_tokens"] > 0
 
 
+def test_an_unknown_variable_is_warned_of():
+  done = run("info", "--json", KDTREE_MAX_TOKNES="3", KDTREE_ZZZ="", KDTREE_SERVICE_HOST="10.0.0.1",
+             KDTREE_TEST_X="1", KDTREE_RUN="x", KDTREE_API_KEY="k")
+  assert done.returncode == 0 and json.loads(done.stdout)
+  assert sorted(done.stderr.decode().splitlines()) == [
+      "warning: KDTREE_MAX_TOKNES: unknown variable: expected perhaps KDTREE_MAX_TOKENS",
+      "warning: KDTREE_ZZZ: unknown variable: expected KDTREE_ and the name of a flag"]
+
+
+def test_an_empty_variable_is_none():
+  done = run("info", "--json", KDTREE_MODEL="", KDTREE_DRAFT="", KDTREE_THREADS="")
+  assert done.returncode == 0 and done.stderr == b""
+
+
+def test_a_negative_seed_is_its_twos_complement():
+  settings = ["--prompt", PROMPT, "--max-tokens", 8, "--temperature", 1]
+  negative, positive = (generate(*settings, "--seed", seed) for seed in (-1, 2**64 - 1))
+  assert negative["seed"] == 2**64 - 1 and negative["token_ids"] == positive["token_ids"]
+
+
 def test_a_bad_variable_is_named_and_touches_its_command_only():
   assert_error(run("generate", "--prompt", "a", KDTREE_BUDGET="abc"), 2, "KDTREE_BUDGET", "abc")
   assert_error(run("generate", "--prompt", "a", KDTREE_SPINE="maybe"), 2, "KDTREE_SPINE", "maybe")
@@ -172,6 +202,17 @@ def test_text_is_what_json_has_and_a_summary_follows():
   assert done.returncode == 0 and done.stdout.decode() == result["text"]
   assert re.fullmatch(r"\d+ tokens, [\d.]+ tokens/s, [\d.]+ tokens/round, (stop|length), seed \d+\n",
                       done.stderr.decode())
+
+
+def test_the_summary_has_its_own_line_in_a_file_of_both(tmp_path):
+  text = generate("--prompt", PROMPT, "--max-tokens", 5)["text"]
+  with open(tmp_path / "both", "wb") as both:
+    subprocess.run([RUN, "generate", "--prompt", PROMPT, "--max-tokens", "5"], stdout=both, stderr=both,
+                   env=clean_environment(), timeout=300, check=True)
+  written = (tmp_path / "both").read_text()
+  assert not text.endswith("\n") and re.fullmatch(re.escape(text) + r"\n5 tokens, [^\n]+\n", written), written
+  one = run("generate", "--prompt", PROMPT, "--max-tokens", 1)
+  assert one.stderr.startswith(b"1 token, ")
 
 
 def test_a_drawn_seed_is_reported_and_reproduces():
@@ -234,10 +275,10 @@ def test_a_reader_that_leaves_ends_the_run_quietly():
 
 
 def test_a_full_disk_is_an_error():
-  with open("/dev/full", "wb") as full:
-    done = subprocess.run([RUN, "generate", "--prompt", PROMPT, "--max-tokens", "4"], stdout=full,
-                          stderr=subprocess.PIPE, env=clean_environment(), timeout=300)
-  assert done.returncode == 1 and ERROR.fullmatch(done.stderr.decode())
+  for command in (["generate", "--prompt", PROMPT, "--max-tokens", "4"], ["--help"], ["info", "--help"], ["--version"]):
+    with open("/dev/full", "wb") as full:
+      done = subprocess.run([RUN, *command], stdout=full, stderr=subprocess.PIPE, env=clean_environment(), timeout=300)
+    assert done.returncode == 1 and ERROR.fullmatch(done.stderr.decode()), command
 
 
 def test_interrupt_prints_what_there_is():
@@ -275,7 +316,9 @@ def test_info():
   for key, value in info.items():
     if isinstance(value, (str, int)) and value != "":
       assert re.search(rf"^{re.escape(key)} +{re.escape(str(value))}", table, re.M | re.I), key
-  assert not re.search(r"\.\d{6}", table)
+  assert not re.search(r"\.\d{6}", table) and " values]" not in table
+  measured = re.findall(r"^ *(\d+)  +[\d.]+\b", table[table.index("rows verified"):], re.M)
+  assert [int(rows) for rows in measured] == [cost["rows"] for cost in info["round_costs"]]
   assert re.search(r"^bytes\.cache_reserved +\d+ \([\d.]+ \wiB, for the KV pages", table, re.M)
 
 
