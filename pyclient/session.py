@@ -48,7 +48,7 @@ class Session:
   chat_format: "auto", "json" or "typescript": how tools are declared in chats.
   cpu_target: the name of an instruction set of this machine; None: the best.
   backend: "auto", "cpu" or "cuda": what the engine computes on; auto is CUDA where `device` is usable.
-  device: the index of the CUDA device.
+  device: the index of the CUDA device; of several ranks the first's, the next ones have those after it, round and round.
   tp: tensor-parallel ranks, threads of this process that share `threads`; what does not divide the model is refused.
   rank_deadline: seconds a rank waits for another within a round before it is named and the engine fails; None: 10.
 

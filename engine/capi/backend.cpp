@@ -70,12 +70,7 @@ OpsFactory cpu_backend(const kdt_engine_options& o) {
 
 OpsFactory cuda_backend([[maybe_unused]] int device) {
 #ifdef KDT_CUDA
-  return [device](Communicator* comm) {
-    if (comm)
-      fail(Status::unsupported, "tp", std::to_string(comm->size()), "1 with the CUDA backend, which does not join ranks yet; "
-           "the CPU backend does (backend cpu)");
-    return make_cuda_ops(device);
-  };
+  return cuda_ops_of_ranks(device);
 #else
   throw Error(Status::unsupported, find_devices().error);
 #endif

@@ -10,9 +10,12 @@
 #include "base/error.h"
 #include "cuda/cuda_ops.h"
 #include "cuda/device.cuh"
+#include "cuda/rank_meeting.h"
 
 namespace kdt::cuda {
 namespace {
+
+using Way = RankMeeting::Way;
 
 constexpr size_t kAlignment = 256;
 constexpr size_t kLeastSlab = 64 << 20, kMostSlab = 512 << 20;
@@ -68,7 +71,7 @@ void check(cudaError_t status, const char* what) {
   fail(Status::engine_failed, std::string("CUDA ") + what, found, "success");
 }
 
-CudaOps::CudaOps(int device) : device_(device) {
+CudaOps::CudaOps(int device, std::unique_ptr<RankMeeting> ranks) : device_(device), ranks_(std::move(ranks)) {
   enter();
   const auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;
@@ -99,7 +102,8 @@ CudaOps::~CudaOps() {
 }
 
 void CudaOps::release() {
-  for (auto& [key, graph] : graphs_) cudaGraphExecDestroy(graph.exec);
+  for (auto& [key, graph] : graphs_)
+    if (graph.exec) cudaGraphExecDestroy(graph.exec);
   for (cudaEvent_t event : events_)
     if (event) cudaEventDestroy(event);
   if (begin_) cudaEventDestroy(begin_);
@@ -123,6 +127,10 @@ Buffer CudaOps::allocate(size_t bytes) {
   Buffer buffer(data, size, free_device);
   check(cudaMemsetAsync(data, 0, size, stream_), "cudaMemset");
   return buffer;
+}
+
+Buffer CudaOps::allocate_for_ranks(size_t bytes) {
+  return ranks_ ? ranks_->share(allocate(bytes)) : allocate(bytes);
 }
 
 void CudaOps::copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) {
@@ -168,7 +176,10 @@ std::byte* CudaOps::staging() {
 }
 
 // Logits, work memory and recorded rounds come after the pages.
-size_t CudaOps::spare_bytes() const { return free_bytes() / 4 * 3; }
+size_t CudaOps::spare_bytes() const {
+  const int sharers = ranks_ ? ranks_->sharers() : 1;
+  return free_bytes() / 4 * 3 / static_cast<size_t>(sharers);
+}
 
 size_t CudaOps::free_bytes() const {
   enter();
@@ -223,10 +234,10 @@ void CudaOps::submit(const SubmitKey* key, const std::function<void()>& work) {
   auto known = graphs_.find(*key);
   if (known == graphs_.end()) known = graphs_.emplace(*key, record(work)).first;
   marks_ = known->second.marks;
-  check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
-  check(cudaGraphLaunch(known->second.exec, stream_), "cudaGraphLaunch");
+  replay(known->second);
 }
 
+// Of several ranks each calls its own part, and all of it becomes one graph: the others' streams fork from rank 0's and join it.
 CudaOps::Graph CudaOps::record(const std::function<void()>& work) {
   struct Recorded {
     cudaGraph_t graph = nullptr;
@@ -234,27 +245,43 @@ CudaOps::Graph CudaOps::record(const std::function<void()>& work) {
       if (graph) cudaGraphDestroy(graph);
     }
   } recorded;
-  check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  const bool first = !ranks_ || ranks_->first();
+  if (ranks_) ranks_->begin_turns();
+  if (first) check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
   recording_ = true;
   try {
+    if (ranks_) ranks_->meet(stream_, Way::from_first);
     work();
-  } catch (...) {
+    if (ranks_) ranks_->meet(stream_, Way::to_first);
+  } catch (const std::exception& error) {
     recording_ = false;
-    cudaStreamEndCapture(stream_, &recorded.graph);
+    if (first) cudaStreamEndCapture(stream_, &recorded.graph);
+    else ranks_->abandon(stream_, error.what());
     cudaGetLastError();
     throw;
   }
   recording_ = false;
-  check(cudaStreamEndCapture(stream_, &recorded.graph), "cudaStreamEndCapture");
-  Graph graph;
-  check(cudaGraphInstantiate(&graph.exec, recorded.graph, 0), "cudaGraphInstantiate");
-  graph.marks = marks_;
-  return graph;
+  Graph made;
+  made.marks = marks_;
+  if (first) {
+    check(cudaStreamEndCapture(stream_, &recorded.graph), "cudaStreamEndCapture");
+    check(cudaGraphInstantiate(&made.exec, recorded.graph, 0), "cudaGraphInstantiate");
+  }
+  if (ranks_) ranks_->end_turns();
+  return made;
+}
+
+void CudaOps::replay(const Graph& graph) {
+  if (ranks_) ranks_->meet(stream_, Way::to_first);
+  check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
+  if (graph.exec) check(cudaGraphLaunch(graph.exec, stream_), "cudaGraphLaunch");
+  if (ranks_) ranks_->meet(stream_, Way::from_first);
 }
 
 StageSeconds CudaOps::wait() {
   enter();
-  check(cudaStreamSynchronize(stream_), "the work of a round");
+  if (ranks_) ranks_->wait(stream_);
+  else check(cudaStreamSynchronize(stream_), "the work of a round");
   StageSeconds times;
   cudaEvent_t last = begin_;
   for (size_t i = 0; i < marks_.size(); ++i) {
@@ -357,15 +384,22 @@ std::vector<CudaDevice> cuda_devices() {
   return devices;
 }
 
-std::unique_ptr<Ops> make_cuda_ops(int device) {
+std::unique_ptr<Ops> make_cuda_ops(int device) { return cuda_ops_of_ranks(device)(nullptr); }
+
+std::function<std::unique_ptr<Ops>(Communicator*)> cuda_ops_of_ranks(int first_device) {
   const int count = count_devices();
-  check_argument(device >= 0 && device < count, "CUDA device", std::to_string(device),
+  check_argument(first_device >= 0 && first_device < count, "CUDA device", std::to_string(first_device),
                  "0 to " + std::to_string(count - 1) + ", as nvidia-smi and CUDA_VISIBLE_DEVICES number them");
-  const CudaDevice found = describe(device);
-  if (!found.unusable.empty())
-    fail(Status::unsupported, "CUDA device " + std::to_string(device) + " (" + found.name + ")", found.unusable,
-         "a GPU this build can use, or a build for this one (meson option gpu_archs)");
-  return std::make_unique<cuda::CudaOps>(device);
+  return [=, estate = cuda::make_rank_estate()](Communicator* comm) {
+    const int device = (first_device + (comm ? comm->rank() : 0)) % count;
+    const CudaDevice found = describe(device);
+    if (!found.unusable.empty())
+      fail(Status::unsupported, "CUDA device " + std::to_string(device) + " (" + found.name + ")", found.unusable,
+           "a GPU this build can use, or a build for this one (meson option gpu_archs)");
+    cuda::check(cudaSetDevice(device), "cudaSetDevice");
+    auto ranks = comm ? std::make_unique<cuda::RankMeeting>(*comm, estate, device) : nullptr;
+    return std::make_unique<cuda::CudaOps>(device, std::move(ranks));
+  };
 }
 
 }  // namespace kdt

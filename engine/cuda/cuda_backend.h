@@ -8,6 +8,7 @@
 
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,12 @@ namespace kdt::cuda {
 // Error naming the call, what went wrong and what to do about it, unless it succeeded.
 void check(cudaError_t status, const char* what);
 
+class RankMeeting;
+
 class CudaOps final : public Ops {
  public:
-  explicit CudaOps(int device);
+  // `ranks` null: the only rank.
+  CudaOps(int device, std::unique_ptr<RankMeeting> ranks);
   ~CudaOps() override;
 
   const char* backend() const override { return "cuda"; }
@@ -29,7 +33,7 @@ class CudaOps final : public Ops {
   size_t activation_bytes() const override { return 2; }
 
   Buffer allocate(size_t bytes) override;
-  Buffer allocate_for_ranks(size_t bytes) override { return allocate(bytes); }
+  Buffer allocate_for_ranks(size_t bytes) override;
   void copy_in(Buffer& to, size_t offset, const void* from, size_t bytes) override;
   void copy_out(const Buffer& from, size_t offset, void* to, size_t bytes) override;
   Exchange exchange(size_t bytes) override;
@@ -86,12 +90,13 @@ class CudaOps final : public Ops {
 
  private:
   struct Graph {
-    cudaGraphExec_t exec = nullptr;
+    cudaGraphExec_t exec = nullptr;    // of rank 0: the work of all ranks; the others' have none
     std::vector<Stage> marks;          // one an event, in their order
   };
   void release();                      // what CUDA made
   void enter() const;                  // this thread's CUDA calls go to device_
   Graph record(const std::function<void()>& work);
+  void replay(const Graph& graph);
   void* weight_memory(size_t bytes);   // zero, 256-byte aligned, freed with the backend
   Matrix upload_tiled(std::span<const Int4Source> stacked, int64_t group_size);
   // Queues tiles and scales to the device, and waits for them.
@@ -100,6 +105,7 @@ class CudaOps final : public Ops {
   std::byte* staging();                // kStagingBytes of the device for what uploads rearrange
 
   int device_;
+  std::unique_ptr<RankMeeting> ranks_; // null: the only rank
   int n_sms_ = 0;
   size_t shared_limit_ = 0;            // of one block, in bytes
   std::string instruction_set_;

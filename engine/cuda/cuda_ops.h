@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "ops/ops.h"
 
 namespace kdt {
@@ -23,5 +25,10 @@ std::vector<CudaDevice> cuda_devices();
 
 // Error(unsupported, out_of_memory) naming the device and what to do about it.
 std::unique_ptr<Ops> make_cuda_ops(int device);
+
+// Makes the backends of one model's ranks, threads of this process: each calls it with its communicator, which outlives what it
+// gets. Rank r has the r-th device from `first_device` on, round and round: several ranks may share one. Null: the only rank.
+// Error(unsupported) too where devices cannot read each other's memory.
+std::function<std::unique_ptr<Ops>(Communicator*)> cuda_ops_of_ranks(int first_device);
 
 }  // namespace kdt

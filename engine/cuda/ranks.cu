@@ -1,5 +1,6 @@
 // Parts of a model over ranks: a rank's rows of the embedding, the sum of partials, columns side by side.
 #include "cuda/device.cuh"
+#include "cuda/rank_meeting.h"
 #include "cuda/ranks.cuh"
 
 namespace kdt::cuda {
@@ -26,41 +27,71 @@ __global__ void __launch_bounds__(kThreads) embed_part_kernel(const __grid_const
     p.partial[row * p.hidden + d] = here ? __bfloat162float(p.table[token * p.hidden + d]) : 0.0f;
 }
 
+// A block takes kThreads * kEach elements of a row.
+constexpr int kEach = 4;
+
+unsigned blocks_of(int64_t width) { return static_cast<unsigned>(divide_up(width, kThreads * kEach)); }
+
 struct Sum {
   LiveRows n;
+  int n_ranks;
   int64_t width;
-  const float* partial;
+  RankPointers partial;
   bf16* out;
   bool accumulate;
   RowLayout out_rows;
 };
 
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Sum p) {
-  const int64_t row = blockIdx.x;
+  const int64_t row = blockIdx.x, first = blockIdx.y * int64_t{kThreads * kEach} + threadIdx.x;
   wait_for_previous();
   let_next_start();
   if (row >= p.n.get()) return;
-  bf16* out = p.out + row_at(p.out_rows, row, p.width);
-  for (int64_t d = threadIdx.x; d < p.width; d += kThreads) {
-    const float sum = p.partial[row * p.width + d];
-    out[d] = __float2bfloat16_rn(p.accumulate ? __bfloat162float(out[d]) + sum : sum);
+  float sum[kEach]{};
+#pragma unroll 4
+  for (int rank = 0; rank < p.n_ranks; ++rank) {
+    const float* from = static_cast<const float*>(p.partial[rank]) + row * p.width;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int64_t d = first + i * kThreads;
+      const float value = d < p.width ? from[d] : 0.0f;
+      sum[i] = rank == 0 ? value : sum[i] + value;
+    }
   }
+  bf16* out = p.out + row_at(p.out_rows, row, p.width);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    if (const int64_t d = first + i * kThreads; d < p.width)
+      out[d] = __float2bfloat16_rn(p.accumulate ? __bfloat162float(out[d]) + sum[i] : sum[i]);
 }
 
 struct Gather {
   LiveRows n;
-  int64_t width, rank, n_ranks;   // width in units of 2 bytes
-  const uint16_t* part;
-  uint16_t* out;
+  int64_t width, row_width, first_column;   // columns of rank blockIdx.z begin at first_column + blockIdx.z * width
+  RankPointers part;
+  void* out;
 };
 
+// T: as wide as an element.
+template <class T>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ Gather p) {
-  const int64_t row = blockIdx.x;
+  const int64_t row = blockIdx.x, first = blockIdx.y * int64_t{kThreads * kEach} + threadIdx.x;
   wait_for_previous();
   let_next_start();
   if (row >= p.n.get()) return;
-  uint16_t* out = p.out + (row * p.n_ranks + p.rank) * p.width;
-  for (int64_t d = threadIdx.x; d < p.width; d += kThreads) out[d] = p.part[row * p.width + d];
+  const T* from = static_cast<const T*>(p.part[blockIdx.z]) + row * p.width;
+  T* to = static_cast<T*>(p.out) + row * p.row_width + p.first_column + blockIdx.z * p.width;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i)
+    if (const int64_t d = first + i * kThreads; d < p.width) to[d] = from[d];
+}
+
+// A kernel behind a meeting waits for several streams, and so for their ends; any other overlaps the one before.
+template <class Args>
+void launch_met(const char* name, void (*kernel)(Args), dim3 grid, bool met, cudaStream_t stream, const Args& args) {
+  if (!met) return launch_overlapping(name, kernel, grid, kThreads, 0, stream, args);
+  kernel<<<grid, kThreads, 0, stream>>>(args);
+  launched(name);
 }
 
 }  // namespace
@@ -72,19 +103,24 @@ void embed_part(cudaStream_t stream, const EmbedArgs& args) {
                      stream, embed);
 }
 
-// This backend has no other ranks to meet: make_cuda_ops says so to whoever wants several.
 void CudaOps::sum_ranks(const SumRanksArgs& args) {
+  if (ranks_) ranks_->meet(stream_, RankMeeting::Way::all);
   if (args.n.most == 0) return;
-  const Sum sum{LiveRows(args.n), args.width, args.partial, static_cast<bf16*>(args.out), args.accumulate, args.out_rows};
-  launch_overlapping("sum_kernel", sum_kernel, dim3(static_cast<unsigned>(args.n.most)), kThreads, 0, stream_, sum);
+  const Sum sum{LiveRows(args.n), ranks_ ? ranks_->size() : 1, args.width,
+                ranks_ ? ranks_->everyones(args.partial) : RankPointers{args.partial}, static_cast<bf16*>(args.out),
+                args.accumulate, args.out_rows};
+  const dim3 grid(static_cast<unsigned>(args.n.most), blocks_of(args.width));
+  launch_met("sum_kernel", sum_kernel, grid, ranks_ != nullptr, stream_, sum);
 }
 
 void CudaOps::gather_ranks(const GatherRanksArgs& args) {
+  if (ranks_) ranks_->meet(stream_, RankMeeting::Way::all);
   if (args.n.most == 0) return;
-  const Gather gather{LiveRows(args.n), args.width * static_cast<int64_t>(args.element_bytes / sizeof(uint16_t)),
-                      args.rank, args.n_ranks, static_cast<const uint16_t*>(args.part),
-                      static_cast<uint16_t*>(args.out)};
-  launch_overlapping("gather_kernel", gather_kernel, dim3(static_cast<unsigned>(args.n.most)), kThreads, 0, stream_, gather);
+  const Gather gather{LiveRows(args.n), args.width, args.n_ranks * args.width, ranks_ ? 0 : args.rank * args.width,
+                      ranks_ ? ranks_->everyones(args.part) : RankPointers{args.part}, args.out};
+  const dim3 grid(static_cast<unsigned>(args.n.most), blocks_of(args.width), ranks_ ? static_cast<unsigned>(args.n_ranks) : 1);
+  launch_met("gather_kernel", args.element_bytes == 4 ? gather_kernel<uint32_t> : gather_kernel<uint16_t>, grid,
+             ranks_ != nullptr, stream_, gather);
 }
 
 }  // namespace kdt::cuda

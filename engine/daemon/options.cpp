@@ -20,9 +20,10 @@ void EngineFlags::declare(Flags& flags) {
               "Directory of a DFlash drafter");
   flags.value("--backend", choice_form(backend, {{"auto", 0}, {"cpu", 1}, {"cuda", 2}}),
               "auto, CUDA where the device is usable", "What the engine computes on");
-  flags.value("--device", integer_form(device, 0, 1023), "0", "Index of the CUDA device, see --list-devices of info");
+  flags.value("--device", integer_form(device, 0, 1023), "0",
+              "Index of the CUDA device, see --list-devices of info. Of ranks: the first's, the next ones have those after it");
   flags.value("--tp", integer_form(tp, 1, 64), "1; under mpirun its processes",
-              "Tensor-parallel ranks: threads of this process, or the processes of mpirun -n N");
+              "Tensor-parallel ranks: threads of this process, or (CPU) the processes of mpirun -n N");
   flags.value("--rank-deadline", number_form(rank_deadline, 0.1, 86400), "10",
               "Seconds a rank waits for another within a round before it is named and the engine fails");
   flags.value("--threads", integer_form(threads, 1, 256), "every CPU this process may run on",

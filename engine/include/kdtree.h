@@ -91,7 +91,7 @@ typedef struct kdt_engine_options {
                                0: a context for every stream, within a quarter of the machine's memory (CUDA: nine tenths of
                                what the weights leave of the device's) */
   int32_t no_prefix_cache;  /* 1: pages are never shared between requests. Does not change any bit of the output */
-  int32_t device;           /* of the CUDA backend: its index in kdt_devices_json() */
+  int32_t device;           /* of the CUDA backend: its index in kdt_devices_json(); rank r has the r-th from it on, round and round */
   const char *backend;      /* "auto" or NULL: CUDA where `device` is usable, else the CPU; "cpu" or "cuda" */
   int32_t load_direct;      /* 1: shards are read with O_DIRECT, past the page cache: for cold starts. 0: mapped */
   int32_t no_checksums;     /* 1: tensors of shards are not compared with the manifest's checksums */
@@ -99,7 +99,7 @@ typedef struct kdt_engine_options {
   int32_t tp;               /* tensor-parallel ranks, 1 to 64; 0: 1, or as many as the launcher started. What does not divide the
                                model is an error. Changes the last bits of logits (docs/numerics.md) */
   int32_t launched;         /* 1: the ranks are the processes that a launcher started (kdt_launched), each of which creates an
-                               engine with the same options; 0: they are threads of this process */
+                               engine with the same options (CPU backend); 0: they are threads of this process */
   int32_t rank_deadline_ms; /* how long a rank waits for another within a round before it names it and fails; 0: 10000 */
 } kdt_engine_options;
 

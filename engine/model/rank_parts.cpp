@@ -5,12 +5,14 @@ namespace kdt {
 RankParts::RankParts(Ops& ops, RankSlice slice, int64_t max_rows, int64_t hidden, int64_t max_logits, int64_t vocab)
     : ops_(ops), slice_(slice), hidden_(hidden), vocab_(vocab) {
   if (slice_.alone()) return;
-  partial_ = ops.allocate_for_ranks(static_cast<size_t>(max_rows * hidden) * sizeof(float));
+  for (Buffer& partial : partial_) partial = ops.allocate_for_ranks(static_cast<size_t>(max_rows * hidden) * sizeof(float));
   logits_ = ops.allocate_for_ranks(static_cast<size_t>(max_logits * (vocab / slice.tp)) * sizeof(float));
 }
 
 void RankParts::sum(Count n, Act* out, bool accumulate, const int32_t* index) {
-  if (!slice_.alone()) ops_.sum_ranks({n, hidden_, partial(), out, accumulate, {0, index}});
+  if (slice_.alone()) return;
+  ops_.sum_ranks({n, hidden_, partial(), out, accumulate, {0, index}});
+  turn_ ^= 1;
 }
 
 void RankParts::logits(Count n, const Act* h, const Matrix& lm_head, float* out) {

@@ -16,7 +16,8 @@ class RankParts {
   RankParts(Ops& ops, RankSlice slice, int64_t max_rows, int64_t hidden, int64_t max_logits, int64_t vocab);
 
   const RankSlice& slice() const { return slice_; }
-  float* partial() const { return partial_.as<float>(); }
+  // For the next sum. There are two, in turn: the other ranks may still read the last one.
+  float* partial() const { return partial_[turn_].as<float>(); }
   // out (+)= every rank's partial.
   void sum(Count n, Act* out, bool accumulate, const int32_t* index = nullptr);
   // out [n, vocab] = h lm_headᵀ, of a matrix that has this rank's part of the vocabulary.
@@ -26,7 +27,8 @@ class RankParts {
   Ops& ops_;
   RankSlice slice_;
   int64_t hidden_, vocab_;
-  Buffer partial_, logits_;
+  Buffer partial_[2], logits_;
+  int turn_ = 0;
 };
 
 }  // namespace kdt

@@ -1,4 +1,4 @@
-// Where the ranks of a model meet, as operations (ops.h).
+// Where the ranks of a model meet (ops.h). What a rank gives stays until all have met once more, or have waited and met.
 #pragma once
 
 #include "ops/types.h"
@@ -10,7 +10,7 @@ namespace kdt {
 struct SumRanksArgs {
   Count n;                   // the same on every rank
   int64_t width;
-  float* partial;            // [n, width], of allocate_for_ranks(); overwritten
+  float* partial;            // [n, width], of allocate_for_ranks(); may be overwritten
   Act* out;
   bool accumulate;           // out += the sum, else out = the sum
   RowLayout out_rows = {};

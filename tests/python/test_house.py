@@ -23,7 +23,7 @@ MAY_INCLUDE = {
   "comm": LEAVES,
   "ops": FOUNDATION,
   "cpu": FOUNDATION | {"comm", "ops"},
-  "cuda": FOUNDATION | {"ops"},
+  "cuda": FOUNDATION | {"comm", "ops"},
   "model": FOUNDATION | {"ops"},
   "runtime": FOUNDATION | {"comm", "ops", "model"},
   "rehearsal": FOUNDATION | {"ops", "model", "runtime"},

@@ -1,9 +1,13 @@
-"""What one rank of several gives: a partial and its sum are what the operation does without ranks, to the bit. That the sums
-of several ranks are in order is the business of test_comm.cpp and test_tp.py."""
+"""What one rank of several gives: a partial and its sum are what the operation does without ranks, to the bit. And ranks that
+meet, as threads: sums in their order, columns side by side, the same on every rank."""
+import ctypes
+
 import numpy as np
 import pytest
 
+import op_hooks
 from op_checks import backends, bf16_matrix, int4_matrix, same_bits, with_spare
+from reference import numbers
 
 ROWS = (1, 3, 8, 33)
 
@@ -109,3 +113,41 @@ def test_gather(backends):
   want = initial.copy()
   want[:, 14:21] = part
   assert same_bits(out.check(), want)
+
+
+def chain(target, recorded, live, x, weight, head):
+  """What the ranks' last gather yields [rounds, ranks, rows, width], see kdt_hook_rank_chain."""
+  ranks, steps, width, _ = weight.shape
+  out = np.zeros((len(live), ranks, len(x), width), np.float32)
+  arrays = [ctypes.byref(op_hooks.Array(a)) for a in (np.array(live, np.int32), x, weight, head, out)]
+  op_hooks.Backend.check(op_hooks.LIBRARY.kdt_hook_rank_chain, ctypes.c_char_p(target.encode()),
+                         *map(ctypes.c_int64, (ranks, len(x), width, steps)), ctypes.c_int(recorded), *arrays)
+  return out
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("rows, width, steps", [(1, 64, 6), (9, 200, 3), (70, 1032, 8)])
+def test_ranks_that_meet(backends, ranks, rows, width, steps):
+  """Sums that follow one another at once, in work that is recorded and in work that is not: each is of this round's partials,
+  added in the order of ranks, on every rank alike."""
+  rng = np.random.default_rng(rows)
+  x = numbers.float_to_bf16(rng.standard_normal((rows, width)))
+  weight = np.stack([[bf16_matrix(rng, width, width, 0.3 * (width * ranks) ** -0.5)[0] for _ in range(steps)]
+                     for _ in range(ranks)])
+  head = bf16_matrix(rng, width, width)[0].reshape(ranks, width // ranks, width)
+  backend = backends[1]
+  now = numbers.bf16_to_float(x)
+  for step in range(steps):
+    partials = [backend.logits(now, backend.matrix(weight[rank, step]), width) for rank in range(ranks)]
+    total = partials[0]
+    for partial in partials[1:]:
+      total = total + partial
+    now = backends.act(now + total)
+  want = np.concatenate([backend.logits(now, backend.matrix(head[rank]), width // ranks) for rank in range(ranks)], axis=1)
+  live = [rows, max(1, rows // 3), rows, 1, rows]
+  for recorded in (False, True):
+    got = chain(backends.target, recorded, live, x, weight, head)
+    for n, of_round in zip(live, got, strict=True):
+      for of_rank in of_round:
+        assert same_bits(of_rank[:n], want[:n])
+        assert np.isnan(of_rank[n:]).all()

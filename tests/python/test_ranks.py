@@ -105,7 +105,7 @@ def test_two_hosts(two_hosts):
 def test_the_engine_on_two_hosts(two_hosts):
   """The tokens of as many ranks in one process."""
   names, agent = two_hosts
-  generate = ["generate", "--prompt", "def add(a, b):", "--max-tokens", "24", "--ignore-eos", "--json"]
+  generate = ["generate", "--prompt", "def add(a, b):", "--max-tokens", "24", "--ignore-eos", "--json", "--backend", "cpu"]
   models = ["-x", "KDTREE_MODELS_DIR"] if "KDTREE_MODELS_DIR" in os.environ else []
   code, out, _ = launch(4, *generate, mpi=[*network(agent), *models], prefix=["ip", "netns", "exec", names[0]], program=RUN)
   assert code == 0, out

@@ -13,7 +13,7 @@ namespace kdt::test {
 
 class FailingOps : public Ops {
  public:
-  // `left`: calls of operations that succeed; negative: all of them.
+  // `left`: calls of operations, and submissions, that succeed; negative: all of them. Recorded work is submitted without calls.
   FailingOps(std::unique_ptr<Ops> real, std::shared_ptr<std::atomic<int64_t>> left)
       : real_(std::move(real)), left_(std::move(left)) {}
 
@@ -56,7 +56,10 @@ class FailingOps : public Ops {
   double read_bandwidth() override { return real_->read_bandwidth(); }
   int64_t capacity(int64_t rows) const override { return real_->capacity(rows); }
   void send(const Exchange& from, size_t bytes) override { real_->send(from, bytes); }
-  void submit(const SubmitKey* key, const std::function<void()>& work) override { real_->submit(key, work); }
+  void submit(const SubmitKey* key, const std::function<void()>& work) override {
+    count("submit");
+    real_->submit(key, work);
+  }
   void mark(Stage stage) override { real_->mark(stage); }
   void fetch(const Exchange& to, size_t bytes) override { real_->fetch(to, bytes); }
   StageSeconds wait() override { return real_->wait(); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -16,13 +17,16 @@ inline bool on_cuda() {
   return backend && std::string(backend) == "cuda";
 }
 
-inline std::unique_ptr<Ops> make_test_ops(int threads) {
-  if (!on_cuda()) return make_cpu_ops(threads, "");
+// Of the ranks of one model, threads of this process.
+inline std::function<std::unique_ptr<Ops>(Communicator*)> make_test_ranks(int threads) {
+  if (!on_cuda()) return [threads](Communicator* comm) { return make_cpu_ops(threads, "", comm); };
 #ifdef KDT_CUDA
-  return make_cuda_ops(0);
+  return cuda_ops_of_ranks(0);
 #else
   throw std::runtime_error("KDTREE_TEST_BACKEND: cuda: expected a build with the CUDA backend");
 #endif
 }
+
+inline std::unique_ptr<Ops> make_test_ops(int threads) { return make_test_ranks(threads)(nullptr); }
 
 }  // namespace kdt::test

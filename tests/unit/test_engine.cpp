@@ -12,7 +12,6 @@
 #include <thread>
 
 #include "base/error.h"
-#include "cpu/cpu_ops.h"
 #include "runtime/engine.h"
 #include "support/failing_ops.h"
 #include "support/test_backend.h"
@@ -246,8 +245,8 @@ std::unique_ptr<Engine> make_ranks(const std::function<std::unique_ptr<Ops>(std:
   options.max_context = 512;
   options.tp = 4;
   options.rank_deadline = deadline;
-  return std::make_unique<Engine>(options, [&](Communicator* comm) {
-    std::unique_ptr<Ops> ops = make_cpu_ops(1, "", comm);
+  return std::make_unique<Engine>(options, [&, make_ops = make_test_ranks(1)](Communicator* comm) {
+    std::unique_ptr<Ops> ops = make_ops(comm);
     return comm->rank() == 2 && of_third ? of_third(std::move(ops)) : std::move(ops);
   });
 }
