@@ -104,7 +104,8 @@ def main() -> int:
       if args.fixture:
         report.run("agreement", lambda: checks.check_agreement(args.model, args.draft, args.fixture, args.tolerance))
   except (OSError, ValueError) as error:
-    print(f"error: {error}: expected files of a checkpoint", file=sys.stderr)
+    where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    print(f"error: {where}{checks.reason(error)}: expected files of a checkpoint", file=sys.stderr)
     return 1
   except KeyboardInterrupt:
     return 130

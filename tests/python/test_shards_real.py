@@ -1,5 +1,6 @@
 """tools/check_real_weights.py on checkpoints whose answers are known."""
 
+import importlib.util
 import json
 import sys
 
@@ -70,6 +71,22 @@ def test_a_tensor_that_is_not_as_published(synthetic, tmp_path):
   done = tool(CHECK, folder)
   assert done.returncode == 1
   assert f"{file}: {name}: ('F32', (32,)): expected ('BF16', (32,))" in outcome(done, "tensors")
+
+
+def test_a_file_that_is_missing_is_named_once(synthetic, tmp_path):
+  folder = copy_of(synthetic, tmp_path / "model")
+  (folder / "tokenization_kimi.py").unlink()
+  line = outcome(tool(CHECK, folder), "tokenizer")
+  path = f"{folder}/tokenization_kimi.py"
+  assert line == f"FAILED  tokenizer: {path}: No such file or directory: expected the checkpoint's tokenizer"
+
+
+def test_the_bench_of_a_peer_says_what_it_lacks():
+  done = tool(ROOT / "tools" / "bench_gpu_peer", "--help")
+  if importlib.util.find_spec("torch") is None:
+    assert done.returncode == 1 and done.stderr.startswith("error: torch: not installed: expected pip install torch ")
+  else:
+    assert done.returncode == 0
 
 
 def test_a_weight_of_minus_eight_is_found(synthetic, tmp_path):

@@ -42,11 +42,18 @@ class CheckFailed(Exception):
   """`<file or tensor>: <found>: expected <what>`."""
 
 
+def reason(error: Exception) -> str:
+  """Why a file was not read, for a message that has its path already."""
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
+  return repr(error) if isinstance(error, KeyError) else str(error)   # a key alone says nothing
+
+
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
   try:
     config = json.loads((folder / "config.json").read_text())
   except (OSError, ValueError) as error:
-    raise CheckFailed(f"{folder / 'config.json'}: {error}: expected a JSON file") from None
+    raise CheckFailed(f"{folder / 'config.json'}: {reason(error)}: expected a JSON file") from None
   if not isinstance(config, dict):
     raise CheckFailed(f"{folder / 'config.json'}: no object: expected a JSON object")
   return config
@@ -61,7 +68,7 @@ def read_header(path: pathlib.Path) -> tuple[dict[str, Any], int]:
         raise CheckFailed(f"{path}: a header of {length} bytes: expected at most 100000000")
       return json.loads(file.read(length)), 8 + length
   except (OSError, ValueError, struct.error) as error:
-    raise CheckFailed(f"{path}: {error}: expected a safetensors file") from None
+    raise CheckFailed(f"{path}: {reason(error)}: expected a safetensors file") from None
 
 
 def check_tensors(model: pathlib.Path) -> str:
@@ -109,7 +116,7 @@ def pattern_of(model: pathlib.Path) -> str:
   try:
     tree = ast.parse(path.read_text())
   except (OSError, SyntaxError) as error:
-    raise CheckFailed(f"{path}: {error}: expected the checkpoint's tokenizer") from None
+    raise CheckFailed(f"{path}: {reason(error)}: expected the checkpoint's tokenizer") from None
   for node in ast.walk(tree):
     if (isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "pat_str" for t in node.targets)
         and isinstance(node.value, ast.Call) and node.value.args and isinstance(node.value.args[0], ast.List)):
@@ -252,7 +259,7 @@ def check_agreement(model: pathlib.Path, draft: pathlib.Path | None, fixture: pa
     prompts = json.loads(fixture.read_text())["prompts"]
     cases = [([int(t) for t in p["prompt_ids"]], [int(t) for t in p["token_ids"]], p.get("logprobs")) for p in prompts]
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise CheckFailed(f"{fixture}: {error!r}: expected prompts with prompt_ids, token_ids and logprobs") from None
+    raise CheckFailed(f"{fixture}: {reason(error)}: expected prompts with prompt_ids, token_ids and logprobs") from None
   same = ties = 0
   worst = 0.0
   with Session(model, draft) as session:
