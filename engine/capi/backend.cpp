@@ -31,7 +31,8 @@ Devices find_devices() {
     return {{}, error.what()};
   }
 #else
-  return {{}, "backend: cuda: expected a build of this library with the CUDA backend"};
+  return {{}, "backend: cuda: not in this build: expected tools/setup without --cpu (or pip install) where there is "
+              "an nvcc"};
 #endif
 }
 
