@@ -17,8 +17,11 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import sys
 from typing import Any
+
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # until main() has an answer to Ctrl-C
 
 import checkout_python
 
@@ -199,6 +202,9 @@ def verify(args: argparse.Namespace, sharding: Sharding) -> None:
     tensors = sharding.plan["tensors"]
     if len(ranks) != args.tp or manifest["tp"] != args.tp:
       raise ShardError(f"{path}: tp: {manifest['tp']}: expected {args.tp}")
+    if (manifest["draft_config"] is None) != (args.draft is None):
+      raise ShardError(f"{path}: draft_config: {manifest['draft_config']}: expected " +
+                       ("--draft, the drafter's checkpoint" if args.draft is None else "shards of a drafter too"))
     expected = {i: [rank["checksums"][tensor["name"]] for rank in ranks] for i, tensor in enumerate(tensors)}
     texts = {name: entry["checksum"] for name, entry in manifest["files"].items()}
   except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -221,6 +227,7 @@ def verify(args: argparse.Namespace, sharding: Sharding) -> None:
 
 def main() -> int:
   args = parse_arguments()
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
     sharding = Sharding(args.checkpoint, args.draft, args.tp)
     if not (args.verify and not args.overwrite and (args.out / MANIFEST).exists()):

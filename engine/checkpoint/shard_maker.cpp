@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "checkpoint/int4_tiles.h"
+#include "checkpoint/shard_manifest.h"
 
 namespace kdt {
 namespace {
@@ -17,6 +18,11 @@ constexpr int64_t kPieceBytes = 16 << 20;   // of all ranks together
 
 bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+const std::string& demand_no_shards(const std::string& directory, std::string_view expected) {
+  if (is_shard_directory(directory)) fail(Status::invalid_argument, directory, "shards", expected);
+  return directory;
 }
 
 // The name with the expert's number for `*`.
@@ -107,15 +113,14 @@ class ShardMaker::Scratch {
 };
 
 ShardMaker::ShardMaker(const std::string& directory, const std::string& draft_directory, int64_t tp)
-    : config_(load_model_config(directory)),
+    : config_(load_model_config(demand_no_shards(directory, "a checkpoint"))),
       draft_config_(draft_directory.empty() ? nullptr
-                                            : std::make_unique<DraftConfig>(load_draft_config(draft_directory))),
+                                            : std::make_unique<DraftConfig>(load_draft_config(
+                                                  demand_no_shards(draft_directory, "a drafter's checkpoint")))),
       partition_(make_partition(config_, draft_config_.get(), tp)), checkpoint_(Checkpoint::open(directory)) {
-  if (checkpoint_.sharded()) fail(Status::invalid_argument, directory, "shards", "a checkpoint");
   if (draft_config_) {
     check_draft_fits(*draft_config_, config_, draft_directory);
     draft_ = std::make_unique<Checkpoint>(Checkpoint::open_draft(draft_directory));
-    if (draft_->sharded()) fail(Status::invalid_argument, draft_directory, "shards", "a drafter's checkpoint");
   }
   std::set<std::string> used, draft_used;
   for (const ShardTensor& tensor : partition_.tensors)

@@ -227,6 +227,29 @@ def test_verify_finds_what_is_wrong(tmp_path):
   demand_refusal(tool(SHARD, *arguments), "manifest.json")
 
 
+def test_shards_are_no_checkpoint(tmp_path):
+  shards = tmp_path / "shards"
+  shard(MODEL, shards, "--tp", "2", "--draft", DRAFT)
+  demand_refusal(tool(SHARD, shards, tmp_path / "out", "--tp", "2"), "shards: shards: expected a checkpoint")
+  demand_refusal(tool(SHARD, MODEL, tmp_path / "out", "--tp", "2", "--draft", shards), "expected a drafter's checkpoint")
+  demand_refusal(tool(SHARD, MODEL, shards, "--tp", "2", "--verify"), "draft_config: draft_config.json: expected --draft")
+  shard(MODEL, tmp_path / "alone", "--tp", "2")
+  demand_refusal(tool(SHARD, MODEL, tmp_path / "alone", "--tp", "2", "--draft", DRAFT, "--verify"),
+                 "draft_config: None: expected shards of a drafter too")
+
+
+def test_a_hub_s_links_and_spaces_in_names(tmp_path):
+  snapshot, blobs = tmp_path / "hub dir" / "snapshots" / "abc", tmp_path / "hub dir" / "blobs"
+  snapshot.mkdir(parents=True)
+  blobs.mkdir()
+  for number, path in enumerate(sorted(MODEL.iterdir())):
+    (blobs / str(number)).write_bytes(path.read_bytes())
+    (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+  shard(snapshot, tmp_path / "with space", "--tp", "2", "--verify")
+  shard(MODEL, tmp_path / "plain", "--tp", "2")
+  assert contents(tmp_path / "with space") == contents(tmp_path / "plain")
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path):
   import signal
   with start_tool(SHARD, MODEL, tmp_path / "out", "--tp", "8", "--jobs", "1") as process:

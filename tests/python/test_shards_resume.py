@@ -5,11 +5,13 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
-from conftest import matrix
+from conftest import ROOT, clean_environment, matrix
 from shard_support import DRAFT, MODEL, SHARD, contents, demand_refusal, rank_name, shard, start_tool, tool
 
 ARGUMENTS = ["--tp", "4", "--draft", DRAFT, "--jobs", "2"]
@@ -133,6 +135,32 @@ def test_a_run_of_something_else_is_not_continued(tmp_path, whole):
   assert contents(out).keys() == before.keys()
   shard(MODEL, out, *ARGUMENTS, "--overwrite")
   assert contents(out) == whole[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of its own: needs root")
+def test_a_disk_that_fills_up(tmp_path, whole):
+  disk = tmp_path / "disk"
+  disk.mkdir()
+  program = f"""
+import shutil, sys
+sys.path.insert(0, {str(ROOT / "tools")!r})
+sys.argv = ["shard_weights.py", *{[os.fspath(argument) for argument in (MODEL, disk / "out", *ARGUMENTS)]!r}]
+shutil.disk_usage = lambda path: shutil._ntuple_diskusage(10**9, 0, 10**9)
+import shard_weights
+sys.exit(shard_weights.main())
+"""
+  mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "none", disk], capture_output=True)
+  if mounted.returncode != 0:
+    pytest.skip(f"no mount: {mounted.stderr!r}")
+  try:
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, env=clean_environment())
+    demand_refusal(done, "No space left on device: expected ")
+    assert not looks_complete(disk / "out")
+    subprocess.run(["mount", "-o", "remount,size=200m", disk], check=True)
+    shard(MODEL, disk / "out", *ARGUMENTS)
+    assert contents(disk / "out") == whole[0]
+  finally:
+    subprocess.run(["umount", disk], check=True)
 
 
 def test_two_runs_at_once(tmp_path):

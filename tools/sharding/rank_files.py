@@ -126,13 +126,16 @@ class RankFiles:
   def flushing(self) -> Iterator[None]:
     """What is written meanwhile goes on to the disk at once, so that finish() has little left to wait for."""
     over = threading.Event()
+    failures: list[OSError] = []
 
     def flush() -> None:
-      with contextlib.suppress(OSError):  # finish() meets it again
+      try:
         while not over.is_set():
           for descriptor in self._descriptors:
             os.fdatasync(descriptor)
           over.wait(0.1)
+      except OSError as error:  # told once: no later call would tell it again
+        failures.append(error)
 
     thread = threading.Thread(target=flush)
     thread.start()
@@ -141,6 +144,8 @@ class RankFiles:
     finally:
       over.set()
       thread.join()
+    if failures:
+      raise failures[0]
 
   def finish(self) -> None:
     """On disk, under their own names."""
