@@ -160,8 +160,9 @@ class NcclCommunicator : public Communicator {
   }
 
   void pause(const char* call) {
-    if (++polls_ >= kEagerPolls) std::this_thread::sleep_for(kPause);
-    else if (polls_ % kPollsPerLook != 0) return;
+    if (++polls_ < kEagerPolls && polls_ % kPollsPerLook != 0) return;
+    if (polls_ < kEagerPolls) std::this_thread::yield();   // to a rank that shares the core
+    else std::this_thread::sleep_for(kPause);
     if (Clock::now() >= limit_) give_up(call, "no answer within " + std::to_string(deadline().count()) + " ms");
   }
 
