@@ -89,6 +89,7 @@ CudaOps::CudaOps(int device, std::unique_ptr<RankMeeting> ranks) : device_(devic
     probe_kernel<<<1, 1, 0, stream_>>>();
     launched("probe_kernel");
     check(cudaStreamSynchronize(stream_), "probe_kernel");
+    router_parts_ = allocate(kRouterPartsBytes);
   } catch (...) {
     release();
     throw;

@@ -120,8 +120,10 @@ class CudaOps final : public Ops {
   size_t weight_bytes_ = 0;
   std::deque<std::vector<Matrix>> groups_;
   Buffer staging_;
+  Buffer router_parts_;                // of the logits of a few rows
 };
 
+constexpr size_t kRouterPartsBytes = 2 << 20;   // 8 parts, 64 rows, 1024 experts
 constexpr size_t kStagingBytes = 64 << 20;
 
 }  // namespace kdt::cuda

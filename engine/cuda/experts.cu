@@ -24,6 +24,7 @@ constexpr int kSplits = 4, kLogSplits = 2;
 constexpr int kLogWarps = 2;             // of kExpertWarps
 constexpr int kStages = 4;               // of a warp's ring of weights
 constexpr int kWideTokens = 32;
+constexpr int64_t kFewItems = 40;        // of which every four slices have a block
 constexpr int64_t kWideFrom = 6;         // pairs an expert, from which items have up to 32
 constexpr int kCombineThreads = 128;
 constexpr size_t kMostShared = 99 << 10; // of a block, on any device
@@ -165,7 +166,7 @@ __device__ inline void store_sums(const float (&total)[kGroups][Weight::kQuads][
     float sum = at[0];
 #pragma unroll
     for (int w = 1; w < kExpertWarps; ++w) sum += at[w * kWarpSums];
-    out[slots[token] * row + o] = sum;
+    out[slots[token] * row + o] = sum * Weight::kUnscale;
   }
 }
 
@@ -333,7 +334,7 @@ __device__ inline void multiply_tiles(TileFetch<Weight>& fetch, TileRange at, in
 #pragma unroll
           for (int eight = 0; eight < 2; ++eight) {
             const int o = at.tile * Weight::kOutputs + q * 16 + eight * 8 + lane / 4;
-            if (o < hidden) to[o] = sum[g][q][eight * 2 + half];
+            if (o < hidden) to[o] = sum[g][q][eight * 2 + half] * Weight::kUnscale;
           }
       }
     at.tile += kExpertWarps;
@@ -462,9 +463,9 @@ struct Plan {
       : wide(wide), tokens(wide ? kWideTokens : kScanTokens), n_pairs(rows * k) {
     listed = wide || n_pairs > kScanPairs;
     n_items = listed ? most_items(n_pairs, n_experts, tokens) : n_pairs;
-    const bool many_slices = hidden >= kSplitInputs;
-    splits = many_slices && !listed ? kSplits : 1;
-    slices = many_slices && listed ? kSplits : 1;
+    const bool many_slices = hidden >= kSplitInputs, few = n_items <= kFewItems;
+    splits = many_slices && few ? kSplits : 1;
+    slices = many_slices && !few ? kSplits : 1;
     auto* at = static_cast<std::byte*>(base);
     const auto take = [&](auto*& pointer, int64_t count) {
       pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(at + bytes);
@@ -508,7 +509,7 @@ void launch(const char* name, void (*kernel)(Args), int64_t blocks, size_t share
 size_t CudaOps::experts_scratch_bytes(int64_t rows, int64_t k, int64_t n_experts, int64_t width, int64_t shared_width,
                                       int64_t hidden) const {
   size_t most = 0;
-  for (const int64_t n : {rows, std::min(rows, kScanPairs / k)})
+  for (const int64_t n : {rows, std::min(rows, kScanPairs / k), std::min(rows, kFewItems / k)})
     for (const bool wide : {false, true})
       most = std::max(most, Plan(nullptr, n, k, n_experts, width, shared_width, hidden, wide).bytes);
   return most;

@@ -7,8 +7,7 @@
 // share the weights in registers.
 //
 // INT4 (checkpoint/int4_tiles.h): word `quad` of a lane's 16 bytes is its A fragment for outputs 16 quad + lane / 4
-// and that + 8. weight = bf16((nibble - 8) * scale): 128 + nibble is made by bits, - 136 is exact, the product is
-// rounded once.
+// and that + 8. weight = bf16((nibble - 8) * scale), by one instruction a pair (Scales).
 #pragma once
 
 #include <climits>
@@ -37,23 +36,16 @@ __device__ inline void copy_or_zero(void* shared, const void* from, bool there) 
 
 __device__ inline uint4 shared16(const std::byte* at) { return *reinterpret_cast<const uint4*>(at); }
 
-// Two weights of a row of the A fragment: nibbles at bits 0 and 16 of `word`.
-__device__ inline uint32_t dequantised(uint32_t word, __nv_bfloat162 scale) {
-  constexpr uint32_t kNibbles = 0x000f000f, k128 = 0x43004300, k136 = 0x43084308;
-  uint32_t bits;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(bits) : "r"(word), "n"(kNibbles), "r"(k128));   // (word & nibbles) | 128
-  const auto value = *reinterpret_cast<const __nv_bfloat162*>(&bits);
-  const uint32_t offset = k136;
-  const __nv_bfloat162 weight = __hmul2_rn(__hsub2_rn(value, *reinterpret_cast<const __nv_bfloat162*>(&offset)), scale);
-  return *reinterpret_cast<const uint32_t*>(&weight);
+// A fused multiply-add of two BF16, rounded once.
+__device__ inline uint32_t fma2(uint32_t a, uint32_t b, __nv_bfloat162 c) {
+  const __nv_bfloat162 sum = __hfma2(*reinterpret_cast<const __nv_bfloat162*>(&a),
+                                     *reinterpret_cast<const __nv_bfloat162*>(&b), c);
+  return *reinterpret_cast<const uint32_t*>(&sum);
 }
-
-// One of the two scales in a word, for both halves of a register.
-template <int kHalf>
-__device__ inline __nv_bfloat162 both(uint32_t scales) {
-  const uint32_t bits = __byte_perm(scales, 0, kHalf ? 0x3232 : 0x1010);
-  return *reinterpret_cast<const __nv_bfloat162*>(&bits);
+__device__ inline __nv_bfloat162 times(uint32_t pair, uint32_t factor) {
+  return __hmul2_rn(*reinterpret_cast<const __nv_bfloat162*>(&pair), *reinterpret_cast<const __nv_bfloat162*>(&factor));
 }
+__device__ inline uint32_t bits_of(__nv_bfloat162 pair) { return *reinterpret_cast<const uint32_t*>(&pair); }
 
 // Where a stage's tokens lie in shared memory, 16 bytes (8 inputs) at a time. In the ring: rows of 128 bytes, whose
 // chunks are swapped about by row so that eight rows lie in different banks.
@@ -72,8 +64,30 @@ struct RowTokens {
   }
 };
 
+// The scales of a lane's outputs lane / 4 (low) and that + 8 (high), as its weights come from them.
+//
+// A nibble alone in the low bits of a BF16 is the subnormal nibble * 2^-133, and in the next four bits 16 times that. So
+// 2^-32 of a weight is one fused multiply-add, nibble * scale - 8 * scale, exact but for the one rounding. Sums get the
+// power of two back (kUnscale), which changes nothing else of them. Scales are below 2^27.
+struct Scales {
+  __nv_bfloat162 first, second, offset;   // of nibbles in the low bits, in the next; of the 8 that all are too large by
+
+  __device__ explicit Scales(uint32_t pair)
+      : first(times(pair, 0x72007200)), second(times(pair, 0x70007000)), offset(times(pair, 0xB100B100)) {}
+  // The A fragment of a word: k of both rows, then k + 8.
+  __device__ void weights(uint32_t word, uint32_t (&a)[4]) const {
+    constexpr uint32_t kFirst = 0x000f000f, kSecond = 0x00f000f0;
+    const uint32_t high = word >> 8;
+    a[0] = fma2(word & kFirst, bits_of(__low2bfloat162(first)), __low2bfloat162(offset));
+    a[1] = fma2(high & kFirst, bits_of(__high2bfloat162(first)), __high2bfloat162(offset));
+    a[2] = fma2(word & kSecond, bits_of(__low2bfloat162(second)), __low2bfloat162(offset));
+    a[3] = fma2(high & kSecond, bits_of(__high2bfloat162(second)), __high2bfloat162(offset));
+  }
+};
+
 struct Int4Weight {
   static constexpr int kOutputs = 64, kQuads = 4;
+  static constexpr float kUnscale = 0x1p32f;
   const std::byte* words;    // [2 * groups][tiles][512]
   const std::byte* scales;   // [groups][tiles][128]
   int tiles, groups;
@@ -107,6 +121,7 @@ struct Int4Weight {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {   // 32 inputs: one group of scales
       const uint4 scale = shared16(from + kStageSteps * kPieceBytes + half * kScaleBytes + lane / 4 * 16);
+      const Scales of_quad[kQuads] = {Scales(scale.x), Scales(scale.y), Scales(scale.z), Scales(scale.w)};
       uint32_t b[kGroups][4];
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
@@ -117,14 +132,13 @@ struct Int4Weight {
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
         const uint4 word = shared16(from + (half * 2 + step) * kPieceBytes + lane * 16);
-        const auto quad = [&](int q, uint32_t w, uint32_t s) {
-          const __nv_bfloat162 low = both<0>(s), high = both<1>(s);   // of outputs lane / 4 and that + 8
-          const uint32_t a[4] = {dequantised(w, low), dequantised(w >> 8, high), dequantised(w >> 4, low),
-                                 dequantised(w >> 12, high)};
+        const auto quad = [&](int q, uint32_t w) {
+          uint32_t a[4];
+          of_quad[q].weights(w, a);
 #pragma unroll
           for (int g = 0; g < kGroups; ++g) mma(sum[g][q], a, {b[g][step * 2], b[g][step * 2 + 1]});
         };
-        quad(0, word.x, scale.x), quad(1, word.y, scale.y), quad(2, word.z, scale.z), quad(3, word.w, scale.w);
+        quad(0, word.x), quad(1, word.y), quad(2, word.z), quad(3, word.w);
       }
     }
   }
@@ -133,6 +147,7 @@ struct Int4Weight {
 // The layout of linear.cuh.
 struct DenseWeight {
   static constexpr int kOutputs = 16, kQuads = 1;
+  static constexpr float kUnscale = 1;
   const std::byte* fragments;   // [tiles][steps][512]
   int steps;
 

@@ -231,8 +231,7 @@ int shared_limit() {
 
 }  // namespace
 
-void dense(cudaStream_t stream, const DenseArgs& args) {
-  if (args.n.most == 0) return;
+Product describe(const DenseArgs& args) {
   const Matrix& w = args.weight;
   if (w.scales) fail(Status::unsupported, "linear", "an INT4 matrix", "a BF16 one: INT4 is for experts");
   const bool gated = args.kind == DenseOut::swiglu;
@@ -244,10 +243,17 @@ void dense(cudaStream_t stream, const DenseArgs& args) {
     ranks *= 2;
   const bool copied =
       w.n_in % kStepInputs == 0 && args.x_rows.stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % kBBytes == 0;
-  const Product product{LiveRows(args.n), args.x, args.x_rows, copied, static_cast<int32_t>(w.n_in),
-                        static_cast<const bf16*>(w.data), static_cast<int32_t>(tiles), static_cast<int32_t>(steps),
-                        static_cast<int32_t>(ranks), static_cast<int32_t>(divide_up(steps, ranks * kWarps)), args.out, args.out_rows,
-                        static_cast<int32_t>(gated ? w.n_out / 2 : w.n_out), args.kind};
+  return {LiveRows(args.n), args.x, args.x_rows, copied, static_cast<int32_t>(w.n_in), static_cast<const bf16*>(w.data),
+          static_cast<int32_t>(tiles), static_cast<int32_t>(steps), static_cast<int32_t>(ranks),
+          static_cast<int32_t>(divide_up(steps, ranks * kWarps)), args.out, args.out_rows,
+          static_cast<int32_t>(gated ? w.n_out / 2 : w.n_out), args.kind};
+}
+
+void dense(cudaStream_t stream, const DenseArgs& args) {
+  if (args.n.most == 0) return;
+  const Product product = describe(args);
+  const bool gated = args.kind == DenseOut::swiglu;
+  const int64_t tiles = product.tiles, steps = product.steps, ranks = product.ranks;
   if (few_rows(stream, product, shared_limit())) return;
   const auto run = [&](auto variant) { variant(stream, product, ranks); };
   // More tiles a block: fewer reads of activations. Fewer: more blocks. Where a block fills a multiprocessor, clusters of four

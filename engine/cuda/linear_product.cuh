@@ -23,6 +23,9 @@ struct Product {
   DenseOut kind;
 };
 
+// How K and tiles are shared out follows from the weight's shape.
+Product describe(const DenseArgs& args);
+
 // An output of a row, from its sums: of `up` where the kind has one.
 __device__ inline void put(const Product& p, int64_t at, float sum, float up) {
   auto* out = static_cast<bf16*>(p.out);

@@ -2,21 +2,25 @@
 #include <string>
 
 #include "base/error.h"
-#include "cuda/linear.cuh"
+#include "cuda/linear_product.cuh"
 #include "cuda/moe.cuh"
 
 namespace kdt::cuda {
 namespace {
 
-constexpr int kRouteRows = 4;            // of a block, one a warp
-constexpr int kMostExperts = 1024;       // in the registers of a warp
+constexpr int kMostExperts = 1024;       // a thread each
+constexpr int kRouterTiles = 2, kRouterSteps = 8;   // of a block; of a warp, at most
+constexpr int64_t kRouterRows = 64;
 constexpr int kListThreads = 1024;
 constexpr size_t kListShared = 96 << 10;
 
+// Logits, each in `parts` that lie `part_stride` apart and are added up ascending.
 struct Choose {
   LiveRows n;
   int32_t n_experts, k;
-  const float* logits;                   // [n, n_experts]
+  const float* logits;                   // [parts][n, n_experts]
+  int32_t parts;
+  int64_t part_stride;
   const float* bias;
   bool normalise;
   float scaling;
@@ -33,54 +37,133 @@ __device__ inline uint32_t key_of(float value) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// A warp a row. Lane l looks after experts l, l + 32 …, all in registers; it keeps the best of them that is not taken yet.
-template <int kSlots>
-__global__ void __launch_bounds__(kRouteRows* kWarp) choose_kernel(const __grid_constant__ Choose p) {
-  extern __shared__ float shared_scores[];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  float* chosen = shared_scores + warp * p.k;
-  float bias[kSlots];
+// How many of `count` keys (a multiple of four of them, aligned) come before the one at `mine`: larger ones, and equal ones
+// that stand before it.
+__device__ inline int rank_among(const uint32_t* keys, int count, int mine, uint32_t key) {
+  int rank = 0;
+  for (int i = 0; i < count; i += 4) {
+    const uint4 four = *reinterpret_cast<const uint4*>(keys + i);
+    const uint32_t other[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-  for (int s = 0; s < kSlots; ++s) bias[s] = s * kWarp + lane < p.n_experts ? p.bias[s * kWarp + lane] : 0.0f;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kRouteRows + warp;
+    for (int j = 0; j < 4; ++j) rank += i + j < mine ? other[j] >= key : other[j] > key;   // not its own
+  }
+  return rank;
+}
+
+// A block a row, a thread an expert. Every warp finds the k best of its 32, and of those the block.
+__global__ void __launch_bounds__(kMostExperts) choose_kernel(const __grid_constant__ Choose p) {
+  extern __shared__ __align__(16) uint32_t shared_keys[];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, n_warps = blockDim.x / kWarp;
+  const int keep = min(p.k, kWarp), n_kept = n_warps * keep, n_fours = (n_kept + 3) / 4 * 4;
+  uint32_t* kept_keys = shared_keys + blockDim.x;          // [fours]
+  auto* kept = reinterpret_cast<int32_t*>(kept_keys + n_fours);        // [kept] experts
+  auto* kept_scores = reinterpret_cast<float*>(kept + n_kept);         // [kept]
+  float* chosen = kept_scores + n_kept;                    // [k]
+  const int64_t row = blockIdx.x;
+  const int e = threadIdx.x;
+  const bool there = e < p.n_experts;
+  const float bias = there ? p.bias[e] : 0.0f;
   const bool live = row < p.n.get();
   wait_for_previous();
   let_next_start();
   if (!live) return;
 
-  float score[kSlots];
-  uint32_t key[kSlots];
-  const float* logits = p.logits + row * p.n_experts;
+  float logit = 0;
+  if (there) {
+    const float* from = p.logits + row * p.n_experts + e;
+    if (p.parts == 1) {
+      logit = *from;
+    } else {
+      float part[kParts];
 #pragma unroll
-  for (int s = 0; s < kSlots; ++s) score[s] = s * kWarp + lane < p.n_experts ? logits[s * kWarp + lane] : 0.0f;
+      for (int i = 0; i < kParts; ++i) part[i] = i < p.parts ? __ldcg(from + i * p.part_stride) : 0.0f;
+      logit = part[0];
 #pragma unroll
-  for (int s = 0; s < kSlots; ++s) {
-    score[s] = 1.0f / (1.0f + expf(-score[s]));
-    key[s] = s * kWarp + lane < p.n_experts ? key_of(score[s] + bias[s]) : kTaken;
-  }
-  float sum = 0;
-  for (int rank = 0; rank < p.k; ++rank) {
-    uint32_t best_key = kTaken;
-    int best = p.n_experts;
-    float best_score = 0;
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s)
-      if (key[s] > best_key) best_key = key[s], best = s * kWarp + lane, best_score = score[s];   // of equals the lower
-    const uint32_t top = __reduce_max_sync(0xffffffffu, best_key);
-    const int winner = __reduce_min_sync(0xffffffffu, best_key == top ? best : p.n_experts);
-    const float of_winner = __shfl_sync(0xffffffffu, best_score, winner % kWarp);
-    sum += of_winner;
-    if (lane == 0) {
-      chosen[rank] = of_winner;
-      p.expert[row * p.k + rank] = winner;
+      for (int i = 1; i < kParts; ++i)
+        if (i < p.parts) logit += part[i];
     }
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s)
-      if (s * kWarp + lane == winner) key[s] = kTaken;
   }
-  __syncwarp();
-  for (int rank = lane; rank < p.k; rank += kWarp)
-    p.weight[row * p.k + rank] = (p.normalise ? chosen[rank] / (sum + 1e-20f) : chosen[rank]) * p.scaling;
+  const float score = 1.0f / (1.0f + expf(-logit));
+  const uint32_t key = there ? key_of(score + bias) : kTaken;
+  shared_keys[e] = key;
+  if (e < n_fours) kept_keys[e] = kTaken;
+  __syncthreads();
+  const int place = rank_among(shared_keys + warp * kWarp, kWarp, lane, key);
+  if (place < keep) {
+    const int at = warp * keep + place;
+    kept_keys[at] = key;
+    kept[at] = e;
+    kept_scores[at] = score;
+  }
+  __syncthreads();
+  if (e < n_kept && kept_keys[e] != kTaken) {   // of equals the lower expert stands before
+    const int rank = rank_among(kept_keys, n_fours, e, kept_keys[e]);
+    if (rank < p.k) {
+      chosen[rank] = kept_scores[e];
+      p.expert[row * p.k + rank] = kept[e];
+    }
+  }
+  __syncthreads();
+  if (e >= p.k) return;
+  float sum = 0;
+  for (int rank = 0; rank < p.k; ++rank) sum += chosen[rank];
+  p.weight[row * p.k + e] = (p.normalise ? chosen[e] / (sum + 1e-20f) : chosen[e]) * p.scaling;
+}
+
+// Logits of a few rows, the ranges of K steps of linear.cu not yet all added up: fp32 [grid.y][n.most][n_out]. A block has
+// kRouterTiles tiles of experts and kParts of the ranges, a warp each. Its weights are in registers before the kernel
+// before has ended, and serve one group of eight rows after the other.
+__global__ void __launch_bounds__(kParts* kWarp) router_kernel(const __grid_constant__ Product p) {
+  constexpr int kThreads = kParts * kWarp, kOutputs = kRouterTiles * static_cast<int>(kTileRows), kRow = kOutputs + 4;
+  constexpr int kOfWarp = kTokens * kRow;
+  static_assert(kThreads == kTokens * kOutputs);
+  __shared__ float sums[2][kParts * kOfWarp];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int first_tile = static_cast<int>(blockIdx.x) * kRouterTiles;
+  const int begin = min((static_cast<int>(blockIdx.y) * kParts + warp) * p.warp_steps, p.steps);
+  const int count = min(p.warp_steps, p.steps - begin);
+  uint4 a[kRouterTiles][kRouterSteps];
+#pragma unroll
+  for (int t = 0; t < kRouterTiles; ++t)
+#pragma unroll
+    for (int s = 0; s < kRouterSteps; ++s) {
+      a[t][s] = {0, 0, 0, 0};
+      if (s < count) a[t][s] = load_once(fragment_at(p.weight, min(first_tile + t, p.tiles - 1), begin + s, p.steps, lane));
+    }
+  const int live = p.n.get();
+  wait_for_previous();
+  let_next_start();
+  const auto load = [&](int first, uint2 (&b)[kRouterSteps]) {   // columns past the last row repeat it, and are dropped
+    const bf16* row = p.x + row_at(p.x_rows, min(first + lane / 4, live - 1), p.n_in) + begin * kStepInputs + lane % 4 * 4;
+#pragma unroll
+    for (int s = 0; s < kRouterSteps; ++s)
+      if (s < count) b[s] = *reinterpret_cast<const uint2*>(row + s * kStepInputs);
+  };
+  uint2 b[kRouterSteps] = {};
+  if (live > 0) load(0, b);
+  for (int first = 0, at = 0; first < live; first += kTokens, at ^= 1) {
+    float sum[kRouterTiles][4] = {};
+#pragma unroll
+    for (int s = 0; s < kRouterSteps; ++s)
+      if (s < count)
+#pragma unroll
+        for (int t = 0; t < kRouterTiles; ++t) mma(sum[t], {a[t][s].x, a[t][s].y, a[t][s].z, a[t][s].w}, {b[s].x, b[s].y});
+    if (first + kTokens < live) load(first + kTokens, b);
+#pragma unroll
+    for (int t = 0; t < kRouterTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sums[at][warp * kOfWarp + (lane % 4 * 2 + i % 2) * kRow + t * 16 + lane / 4 + i / 2 * 8] = sum[t][i];
+    __syncthreads();   // who writes the same half next has met here all who read it
+    const int token = threadIdx.x / kOutputs, o = threadIdx.x % kOutputs;
+    const float* from = &sums[at][token * kRow + o];
+    float total = from[0];
+#pragma unroll
+    for (int w = 1; w < kParts; ++w) total += from[w * kOfWarp];
+    const int64_t output = first_tile * kTileRows + o;
+    if (first + token < live && output < p.n_out)
+      static_cast<float*>(p.out)[(static_cast<int64_t>(blockIdx.y) * p.n.most + first + token) * p.n_out + output] = total;
+  }
 }
 
 // One block. Pairs are cut into one run a warp: a warp counts its run's pairs of every expert, the counts become first
@@ -163,18 +246,26 @@ __global__ void __launch_bounds__(kListThreads) list_kernel(const __grid_constan
 
 void CudaOps::route(const RouteArgs& args) {
   if (args.n.most == 0) return;
-  dense(stream_, {args.n, static_cast<const bf16*>(args.x), *args.gate, args.scores, DenseOut::fp32});
-  const Choose choose{LiveRows(args.n), static_cast<int32_t>(args.n_experts), static_cast<int32_t>(args.k), args.scores,
-                      args.bias, args.normalise, args.scaling, args.expert, args.weight};
-  const auto run = [&](auto kernel) {
-    launch_overlapping("choose_kernel", kernel, dim3(static_cast<unsigned>(divide_up(args.n.most, kRouteRows))),
-                       kRouteRows * kWarp, static_cast<size_t>(kRouteRows * args.k) * sizeof(float), stream_, choose);
-  };
   if (args.n_experts > kMostExperts)
     fail(Status::unsupported, "n_routed_experts", std::to_string(args.n_experts), "at most 1024 on a GPU");
-  if (args.n_experts <= 2 * kWarp) run(choose_kernel<2>);
-  else if (args.n_experts <= 12 * kWarp) run(choose_kernel<12>);
-  else run(choose_kernel<kMostExperts / kWarp>);
+  Choose choose{LiveRows(args.n), static_cast<int32_t>(args.n_experts), static_cast<int32_t>(args.k), args.scores, 1, 0,
+                args.bias, args.normalise, args.scaling, args.expert, args.weight};
+  DenseArgs scores{args.n, static_cast<const bf16*>(args.x), *args.gate, args.scores, DenseOut::fp32};
+  Product product = describe(scores);
+  if (args.n.most <= kRouterRows && product.copied && product.ranks > 1 && product.warp_steps <= kRouterSteps) {
+    choose.logits = router_parts_.as<float>();
+    choose.parts = product.ranks;
+    choose.part_stride = args.n.most * args.n_experts;
+    product.out = router_parts_.data();
+    const dim3 grid(static_cast<unsigned>(divide_up(product.tiles, kRouterTiles)), static_cast<unsigned>(product.ranks));
+    launch_overlapping("router_kernel", router_kernel, grid, kParts * kWarp, 0, stream_, product);
+  } else {
+    dense(stream_, scores);
+  }
+  const int64_t threads = divide_up(args.n_experts, kWarp) * kWarp, kept = threads / kWarp * std::min<int64_t>(args.k, kWarp);
+  const int64_t words = threads + divide_up(kept, 4) * 4 + 2 * kept + args.k;
+  launch_overlapping("choose_kernel", choose_kernel, dim3(static_cast<unsigned>(args.n.most)), static_cast<unsigned>(threads),
+                     static_cast<size_t>(words) * 4, stream_, choose);
 }
 
 void list_work(cudaStream_t stream, const ListArgs& args) {
