@@ -68,7 +68,7 @@ __device__ inline void cp_async_wait() { asm volatile("cp.async.wait_group %0;" 
 // Kernels that start while the one before still runs (compute capability 9.0): a kernel of launch_overlapping calls
 // wait_for_previous in every block, before it touches what earlier kernels write or writes what they read; what it does before,
 // such as fetching weights, is hidden. let_next_start: the next kernel, if it is of that kind, may take the room that is left.
-// Every kernel calls it after wait_for_previous. So what kernels before the one before wrote may be read at any time.
+// All but absorb_kernel call it after wait_for_previous. So what kernels before the one before wrote may be read early.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

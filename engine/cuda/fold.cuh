@@ -117,6 +117,38 @@ class Fold {
       }
   }
 
+  // The same with means, o / l, as fp16 [width] in place of o. All threads call it, after they have met.
+  __device__ void store_means(const FoldMemory& memory, FoldShared& shared, int side, uint16_t* means, float2* extremes,
+                              int n_segments, int segment) const {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    if (warp < kQ && lane < 4)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int c = warp * 8 + lane * 2 + i, column = shared.column[c];
+        shared.keep[c] = __frcp_rn(l_[i]);
+        if (column >= 0) extremes[static_cast<int64_t>(column) * n_segments + segment] = make_float2(shared.most[side][c], l_[i]);
+      }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < kQ; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int c = n * 8 + lane % 4 * 2 + i, column = shared.column[c];
+        if (column < 0) continue;
+        const float by = shared.keep[c];
+        uint16_t* to = means + (static_cast<int64_t>(column) * n_segments + segment) * (128 * kM) + warp * (16 * kM);
+        const auto two = [&](int m) { return two_halves(__fmul_rn(o_[m][n][i], by), __fmul_rn(o_[m][n][i + 2], by)); };
+        if constexpr (kM == 1) {
+          if (warp < memory.value_tiles) *reinterpret_cast<uint32_t*>(to + lane / 4 * 2) = two(0);
+        } else {
+#pragma unroll
+          for (int m = 0; m < kM; m += 2)
+            if (warp * kM + m < memory.value_tiles)
+              *reinterpret_cast<uint2*>(to + m * 16 + lane / 4 * 4) = make_uint2(two(m), two(m + 1));
+        }
+      }
+  }
+
  private:
   static constexpr int kHalf = kQ > 1 ? kQ / 2 : 1;   // tiles of queries that a warp scores, for 16 keys
 

@@ -38,6 +38,13 @@ __device__ inline void cp_async16(SharedAddress to, const void* from, bool real)
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
 
+// Two numbers as fp16, the largest finite ones for what is larger.
+__device__ inline uint32_t two_halves(float low, float high) {
+  uint32_t two;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+  return two;
+}
+
 // 2 to the x, as the hardware has it: 0 for -inf, subnormal results are 0.
 __device__ inline float exp2_fast(float x) {
   float y;

@@ -27,23 +27,14 @@ struct SumPlace {
   int step, within;
 };
 template <int kM>
-__device__ inline SumPlace place_of_sum(int e) {
-  if constexpr (kHasWgmma && kM == 4) {
-    const int warp = e / 64, tile = e % 64 / 32 * 2 + e % 4 / 2;   // of the warp's four
-    return {(warp / 4 * 4 + tile) * 4 + warp % 4, e % 2 * 8 + e % 32 / 4};
-  } else {
-    const int dim = dim_of_sum<kM>(e);
-    return {dim / 16, dim % 16};
-  }
-}
-// Steps in the order of the sums: the e / 16-th sixteen, but for how sums are swapped about within a warp.
-template <int kM>
-__device__ inline int slot_of_step(int step) {
-  if constexpr (kHasWgmma && kM == 4) return (step / 16 * 4 + step % 4) * 4 + step / 4 % 4;
-  else return step;
+__device__ constexpr SumPlace place_of_sum(int e) {
+  if constexpr (kHasWgmma && kM == 4) return {e / 32 * 2 + e % 8 / 4, e % 4 / 2 * 8 + e % 32 / 8 * 2 + e % 2};
+  const int dim = dim_of_sum<kM>(e);
+  return {dim / 16, dim % 16};
 }
 
-// As Fold: a warpgroup holds kM tiles of 64 value dims. Queries see from the first key on (FoldShared::begin is 0).
+// As Fold: a warpgroup holds kM tiles of 64 value dims. Queries see from the first key on (FoldShared::begin is 0). Sums of
+// weights are taken over even tiles and over odd ones.
 template <int kQ, int kM>
 class WgmmaFold {
  public:
@@ -90,36 +81,56 @@ class WgmmaFold {
     }
     fence_shared();
     __syncthreads();
-    add_values(memory, shared, keys, group);
+    add_values(memory, shared, keys, group, side);
   }
 
-  __device__ void store(const FoldMemory& memory, const FoldShared& shared, int side, float* sums, float2* extremes,
-                        int n_segments, int segment) const {
+  __device__ void store_means(const FoldMemory& memory, FoldShared& shared, int side, uint16_t* means, float2* extremes,
+                              int n_segments, int segment) const {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    if (warp < kQ && lane < 4)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int c = warp * 8 + lane * 2 + i, column = shared.column[c];
+        const float l = __fadd_rn(l_[0][i], l_[1][i]);
+        shared.keep[c] = __frcp_rn(l);
+        if (column >= 0) extremes[static_cast<int64_t>(column) * n_segments + segment] = make_float2(shared.most[side][c], l);
+      }
+    __syncthreads();
 #pragma unroll
     for (int n = 0; n < kQ; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int column = shared.column[n * 8 + lane % 4 * 2 + i];
+        const int c = n * 8 + lane % 4 * 2 + i, column = shared.column[c], e = n * 4 + i;
         if (column < 0) continue;
-        const int64_t at = static_cast<int64_t>(column) * n_segments + segment;
-        float* to = sums + at * (128 * kM) + warp * (16 * kM);
-        const int e = n * 4 + i;
+        const float by = shared.keep[c];
+        uint16_t* to = means + (static_cast<int64_t>(column) * n_segments + segment) * (128 * kM);
         if constexpr (kM == 1) {
-          if (has_tile(memory, warp / 4, 0)) *reinterpret_cast<float2*>(to + lane / 4 * 2) = make_float2(o_[0][e], o_[0][e + 2]);
+          if (has_tile(memory, warp / 4, 0))
+            *reinterpret_cast<uint32_t*>(to + warp * 16 + lane / 4 * 2) =
+                two_halves(__fmul_rn(o_[0][e], by), __fmul_rn(o_[0][e + 2], by));
         } else {
+          // Two lanes have dims d and d + 1 of the same query, and eight below. One stores tile m, the other m + 1.
+          const bool odd = lane / 4 % 2 == 1;
 #pragma unroll
-          for (int m = 0; m < kM; m += 2)
-            if (has_tile(memory, warp / 4, m))
-              *reinterpret_cast<float4*>(to + m * 16 + lane / 4 * 4) =
-                  make_float4(o_[m][e], o_[m][e + 2], o_[m + 1][e], o_[m + 1][e + 2]);
+          for (int m = 0; m < kM; m += 2) {
+            const float2 mine = odd ? make_float2(o_[m + 1][e], o_[m + 1][e + 2]) : make_float2(o_[m][e], o_[m][e + 2]);
+            const float2 give = odd ? make_float2(o_[m][e], o_[m][e + 2]) : make_float2(o_[m + 1][e], o_[m + 1][e + 2]);
+            const unsigned lanes = kEight << lane % 4;
+            const float2 got = make_float2(__shfl_xor_sync(lanes, give.x, 4), __shfl_xor_sync(lanes, give.y, 4));
+            const float2 even = odd ? got : mine, after = odd ? mine : got;
+            const int tile = (warp / 4 * kM + m + odd) * 4 + warp % 4;   // of 16 dims
+            if (has_tile(memory, warp / 4, m + odd))
+              *reinterpret_cast<uint2*>(to + tile / 2 * 32 + lane / 8 * 8 + tile % 2 * 4) =
+                  make_uint2(two_halves(__fmul_rn(even.x, by), __fmul_rn(after.x, by)),
+                             two_halves(__fmul_rn(even.y, by), __fmul_rn(after.y, by)));
+          }
         }
-        if (warp == n && lane < 4) extremes[at] = make_float2(shared.most[side][n * 8 + lane * 2 + i], l_[i]);
       }
   }
 
  private:
   static constexpr int kHalf = kQ > 1 ? kQ / 2 : 1;   // tiles of queries that a warpgroup scores
+  static constexpr unsigned kEight = 0x11111111u;     // the lanes of a query
 
   // Whether a warpgroup's m-th tile of 64 dims has any.
   __device__ static bool has_tile(const FoldMemory& memory, int group, int m) {
@@ -159,7 +170,8 @@ class WgmmaFold {
     }
   }
 
-  __device__ void add_values(const FoldMemory& memory, const FoldShared& shared, SharedAddress values, int group) {
+  __device__ void add_values(const FoldMemory& memory, const FoldShared& shared, SharedAddress values, int group,
+                             int side) {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     rescale(shared);
 #pragma unroll
@@ -178,13 +190,18 @@ class WgmmaFold {
     wgmma_commit();
     if (warp < kQ) {
       const uint32_t one = lane < 4 ? 0x3f803f80u : 0;   // a row of ones, then rows of zeros
+      float sum[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] = side == 0 ? l_[0][i] : l_[1][i];
 #pragma unroll
       for (int k = 0; k < kKeyGroups; k += 2) {
         uint32_t b[4];
         load_matrices(b, chunk_at(memory.weights, warp * 8 + lane % 8, kTile * 2, k * 2 + lane / 8));
-        mma(l_, {one, 0, one, 0}, {b[0], b[1]});
-        mma(l_, {one, 0, one, 0}, {b[2], b[3]});
+        mma(sum, {one, 0, one, 0}, {b[0], b[1]});
+        mma(sum, {one, 0, one, 0}, {b[2], b[3]});
       }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) (side == 0 ? l_[0][i] : l_[1][i]) = sum[i];
     }
     wgmma_wait();
 #pragma unroll
@@ -209,12 +226,15 @@ class WgmmaFold {
         for (int i = 0; i < 4; ++i) o_[m][n * 4 + i] = __fmul_rn(o_[m][n * 4 + i], i % 2 == 0 ? keep[n].x : keep[n].y);
       if (warp == n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) l_[i] = __fmul_rn(l_[i], i % 2 == 0 ? keep[n].x : keep[n].y);
+        for (int i = 0; i < 4; ++i) {
+          const float factor = i % 2 == 0 ? keep[n].x : keep[n].y;
+          l_[0][i] = __fmul_rn(l_[0][i], factor), l_[1][i] = __fmul_rn(l_[1][i], factor);
+        }
     }
   }
 
   float o_[kM][kQ * 4] = {};
-  float l_[4] = {};      // of the queries of tile `warp`, in lanes 0 to 3
+  float l_[2][4] = {};   // of even and odd tiles, of the queries of tile `warp`, in lanes 0 to 3
 };
 
 }  // namespace kdt::cuda

@@ -42,24 +42,45 @@ __device__ inline int running_sum(int value, int* of_warps) {
   return value;
 }
 
+// What the fold of latent attention is given.
+struct MlaFold {
+  Pass pass;
+  const StreamPages* streams;
+  const std::byte* pages;
+  int64_t page_stride;
+  const std::byte* scratch;
+  int32_t row_bytes;              // of a page and of scratch
+  int32_t query_dims, value_tiles;
+  int32_t n_heads, heads, head_blocks;   // heads of an item, and how many items make up all
+  int32_t group_rows, columns, stages;
+  float scale;                    // into powers of 2
+  int32_t* taken;                 // items that blocks have taken besides their first: 0 when absorb has ended
+  const bf16* queries;
+  uint16_t* means;                // fp16 [rows][heads][segments][width]: o / l
+  float2* extremes;               // [rows][heads][segments] m, l
+  int32_t n_segments;
+};
+
 // What the thread of a row knows of the items: those of its own segments, if it is a draft node, and those of the run of rows
 // of one stream that it begins. An item of a run is group (i - begin) % groups of its rows, of segment last - (i - begin) / groups.
-struct Plan {
+struct RowPlan {
   int own_begin, own_end, own_last;
   int begin, end, n_rows, groups, last;
+};
+struct Plan : RowPlan {
   int n_items;                    // of all
 };
 
 struct PlanShared {
-  int of_warps[kFoldWarps], totals[2];
+  int of_warps[kWarp], totals[2];
   int run_begin[kMaxPassRows + 1], run_segments[kMaxPassRows];
 };
 static_assert(sizeof(PlanShared) <= kWeightsBytes);
 
-// By a block.
+// By a block, of at least as many threads as a pass has rows.
 __device__ inline Plan make_plan(const Pass& pass, int group_rows, PlanShared& shared) {
   Plan plan{};
-  const int i = threadIdx.x, row = pass.first + i, live = pass.live();
+  const int i = threadIdx.x, last = static_cast<int>(blockDim.x) - 1, row = pass.first + i, live = pass.live();
   const bool here = i < live, draft = here && pass.parent[row] >= 0;
   const int own_first = draft ? LatentSegments::of(pass.visible[row]) : 0;
   plan.own_last = draft ? LatentSegments::of(pass.position[row]) : -1;
@@ -69,7 +90,7 @@ __device__ inline Plan make_plan(const Pass& pass, int group_rows, PlanShared& s
   const bool begins = here && (i == 0 || pass.stream[row] != pass.stream[row - 1]);
   const int run = running_sum(begins, shared.of_warps) - 1;
   if (i < kMaxPassRows) shared.run_segments[i] = 0;
-  if (i == kFoldThreads - 1) shared.totals[0] = plan.own_end, shared.run_begin[run + 1] = max(live, 0);
+  if (i == last) shared.totals[0] = plan.own_end, shared.run_begin[run + 1] = max(live, 0);
   __syncthreads();
   if (begins) shared.run_begin[run] = i;
   if (here) atomicMax(&shared.run_segments[run], paged_segments(pass, row));
@@ -80,7 +101,7 @@ __device__ inline Plan make_plan(const Pass& pass, int group_rows, PlanShared& s
   plan.last = segments - 1;
   plan.end = shared.totals[0] + running_sum(n, shared.of_warps);
   plan.begin = plan.end - n;
-  if (i == kFoldThreads - 1) shared.totals[1] = plan.end;
+  if (i == last) shared.totals[1] = plan.end;
   __syncthreads();
   plan.n_items = shared.totals[1];
   return plan;
@@ -148,7 +169,7 @@ __device__ inline int seen_end(const Pass& pass, int row, const Item& item) {
 }
 
 // The row's part of an item of the plan: rows [first, first + n), the segment, whether it is a draft node's own; false: none.
-__device__ inline bool item_of_row(const Plan& plan, int row, int group_rows, int number, int (&part)[4]) {
+__device__ inline bool item_of_row(const RowPlan& plan, int row, int group_rows, int number, int (&part)[4]) {
   if (number >= plan.own_begin && number < plan.own_end) {
     part[0] = row, part[1] = 1, part[2] = plan.own_last - (number - plan.own_begin), part[3] = 1;
     return true;
@@ -183,15 +204,8 @@ __device__ inline bool find_item(const LanePlan& of, int group_rows, int number,
   return true;
 }
 
-// By a block: `part` is shared memory, four numbers.
-__device__ inline bool find_item(const Pass& pass, const Plan& plan, int group_rows, const StreamPages* streams, int number,
-                                 int32_t* part, Item& item) {
-  int mine[4];
-  if (item_of_row(plan, threadIdx.x, group_rows, number, mine)) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) part[i] = mine[i];
-  }
-  __syncthreads();
+// What `part`, of item_of_row, is of a pass. All lanes call it.
+__device__ inline bool item_of_part(const Pass& pass, const StreamPages* streams, const int (&part)[4], Item& item) {
   const int lane = threadIdx.x % kWarp, first = part[0], n = part[1];
   item.segment = part[2], item.own = part[3] ? 0 : -1;
   // Every warp finds the rows that take part, the first and the last of them, and how far they see.
@@ -210,6 +224,66 @@ __device__ inline bool find_item(const Pass& pass, const Plan& plan, int group_r
   if (item.own >= 0) item.own = pass.position[row], item.visible = pass.visible[row];
   item.page_table = streams[pass.stream[row]].page_table;
   return true;
+}
+
+// By a block, whose threads know their rows' plans. `shared`: four numbers.
+__device__ inline bool find_item(const Pass& pass, const Plan& plan, int group_rows, const StreamPages* streams, int number,
+                                 int32_t* shared, Item& item) {
+  int part[4];
+  if (item_of_row(plan, threadIdx.x, group_rows, number, part)) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) shared[i] = part[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) part[i] = shared[i];
+  return item_of_part(pass, streams, part, item);
+}
+
+// By a warp, from the plans of all rows in shared memory.
+__device__ inline bool find_item(const Pass& pass, const RowPlan* plans, int group_rows, const StreamPages* streams, int number,
+                                 Item& item) {
+  int part[4] = {};
+  for (int first = 0; first < pass.rows; first += kWarp) {
+    const int row = first + static_cast<int>(threadIdx.x) % kWarp;
+    const unsigned found =
+        __ballot_sync(0xffffffffu, row < pass.rows && item_of_row(plans[row], row, group_rows, number, part));
+    if (found == 0) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) part[i] = __shfl_sync(0xffffffffu, part[i], __ffs(found) - 1);
+    return item_of_part(pass, streams, part, item);
+  }
+  return false;
+}
+
+// Pages of an item's tiles, lane i the i-th's.
+__device__ inline int64_t pages_of(const Item& item) {
+  const int tile = item.begin / kTile + static_cast<int>(threadIdx.x) % kWarp;
+  return tile * kTile < min(item.end, item.visible) ? item.page_table[tile] : 0;
+}
+
+// Asks for memory that will be read soon: it is in the L2 cache then, or on its way. What is written to it meanwhile is seen.
+__device__ inline void ask_for(const void* data, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(data), "r"(bytes) : "memory");
+#endif
+}
+// The pages of an item's first two tiles.
+__device__ inline void ask_for_pages(const MlaFold& p, const Item& item, int64_t pages) {
+  const int lane = threadIdx.x % kWarp;
+  if (lane < 2 && item.begin + lane * kTile < min(item.end, item.visible))
+    ask_for(p.pages + pages * p.page_stride, kTile * p.row_bytes);
+}
+
+// Copies every eighth chunk of a row from `chunk` on, asynchronously: zeros, and nothing is read, from chunk `real` on.
+__device__ inline void copy_row(SharedAddress to, int rows, const void* row, int chunk, int chunks, int real) {
+  const std::byte* from = static_cast<const std::byte*>(row) + chunk * 16;
+  const int group_bytes = latent_group_bytes(rows);
+#pragma unroll 3
+  for (int c = chunk; c < chunks; c += 8) {
+    cp_async16(to, from, c < real);
+    to += group_bytes, from += 128;
+  }
 }
 
 }  // namespace kdt::cuda

@@ -26,7 +26,7 @@ class Mla:
     self.uk, self.uk_values = zip(*(bf16_matrix(rng, self.lora, self.nope) for _ in range(self.heads)))
     self.uv, self.uv_values = zip(*(bf16_matrix(rng, self.v_head, self.lora) for _ in range(self.heads)))
     self.norm = rng.uniform(0.5, 1.5, self.lora).astype(np.float32)
-    self.cos, self.sin = layers.rope_table(8500, self.rope, 50000.0, YARN)
+    self.cos, self.sin = layers.rope_table(9300, self.rope, 50000.0, YARN)
     self.scale = float(np.float32((self.nope + self.rope) ** -0.5 * 1.3))
 
   def tokens(self, rng, n):
@@ -87,7 +87,8 @@ class Mla:
     return np.concatenate(out, -1)
 
   def check(self, got, want):
-    self.backends.assert_act(got, want, 2e-5 * (1 + np.abs(want)))
+    # On CUDA weights of keys are BF16 and means of segments FP16: more roundings than the reference has.
+    self.backends.assert_act(got, want, 2e-5 * (1 + np.abs(want)), part=1.5e-2)
 
 
 def shuffled_tables(rng, n_streams, width):
@@ -157,16 +158,18 @@ class Stream:
     self.kv, self.q = layer.tokens(rng, len(parents) + 1)
 
 
-SHORT, LONG = [0, 1, 5, 62, 63, 64, 100, 127, 128], [1000, 1023, 1270, 8180, 8191, 8300]
+SHORT, LONG = [0, 1, 5, 62, 63, 64, 100, 127, 128], [1000, 1023, 1270, 8180, 8191, 8300, 9200]
 
 
 @pytest.mark.parametrize("shape,style,seed,contexts", [(shape, style, seed, SHORT) for shape in SHAPES for seed, style in
                                                        enumerate(("chain", "bush", "deep"))] +
                          [(SMALL, "deep", seed, SHORT) for seed in range(3, 13)] +
-                         [(SMALL, "deep", seed, LONG) for seed in range(3)] + [(SHAPES[4], "chain", 1, LONG[:3])])
+                         [(SMALL, "deep", seed, LONG) for seed in range(3)] + [(SHAPES[4], "chain", 1, LONG[:3]), (SHAPES[4], "deep", 2, LONG[-1:])])
 def test_draft_node_is_the_committed_token(backends, shape, style, seed, contexts):
   """In one batch: trees of several streams, and a prompt's rows. Each node equals its path alone, and the same tokens
   committed and decoded; the commit op leaves the pages that writing the tokens there leaves."""
+  if shape == SHAPES[4] and min(contexts) > 9000 and not backends.bf16:
+    pytest.skip("for segments of eight tiles on a GPU: minutes on the CPU")
   rng = np.random.default_rng([seed, shape[3], contexts[0]])
   layer = Mla(backends, rng, shape)
   streams = [Stream(rng, layer, int(rng.choice(contexts)),
