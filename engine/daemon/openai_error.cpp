@@ -94,6 +94,8 @@ ApiError from_status(kdt_status status, std::string_view message) {
       return ApiError(503, "engine_failed", text);
     case KDT_ERR_CANCELLED:
       return ApiError(503, "cancelled", text);
+    case KDT_ERR_IO:   // of a request: no descriptor left for it
+      return ApiError(503, "out_of_descriptors", text);
     case KDT_ERR_OUT_OF_MEMORY:
       return ApiError(503, "out_of_memory", text);
     default:

@@ -103,11 +103,14 @@ class Reader : public nlohmann::json_sax<Json> {
 }  // namespace
 
 Json read_object(std::string_view body, int64_t max_depth) {
+  // The parser takes it for the end of the text.
+  if (const size_t nul = body.find('\0'); nul != std::string_view::npos)
+    throw ApiError(400, "invalid_json", "The request body has a NUL byte at " + std::to_string(nul) + ": expected a JSON object.");
   Reader reader(max_depth);
   Json::sax_parse(body.begin(), body.end(), &reader);
   Json json = reader.take();
   if (!json.is_object())
-    throw ApiError(400, "invalid_json", "The request body is " + shown(json) + ": expected a JSON object.");
+    throw ApiError(400, "invalid_json", "The request body is " + one_line(shown(json)) + ": expected a JSON object.");
   return json;
 }
 

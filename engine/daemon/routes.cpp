@@ -334,7 +334,8 @@ Routes::Answer Routes::ready(Exchange& exchange) {
   health.struct_size = sizeof(health);
   if (why.empty() && kdt_engine_health(parts_.engine, &health) == KDT_OK) {
     if (parts_.shutdown.phase() != Phase::serving || health.draining) why = "the server is shutting down";
-    if (health.waiting >= parts_.options.max_waiting) why = "as many requests wait as may";
+    if (health.running + health.waiting >= parts_.options.max_streams + parts_.options.max_waiting)
+      why = "as many requests wait as may";
   }
   HttpResponse response = why.empty() ? json_response(200, R"({"status":"ready"})")
                                       : error_response({503, "not_ready", openai::one_line(why, 500)});

@@ -67,7 +67,10 @@ openai::ServedModel served_model(const ServeOptions& options, const nlohmann::or
 openai::RequestLimits request_limits(const ServeOptions& options) {
   openai::RequestLimits limits;
   limits.n = options.max_n;
-  limits.sequences = std::max<int64_t>(limits.sequences, options.max_n);
+  // What could never be taken at once is not asked to come again later.
+  const int64_t places = int64_t{options.max_streams} + options.max_waiting;
+  limits.sequences = std::min(std::max<int64_t>(limits.sequences, options.max_n), places);
+  limits.n = std::min<int64_t>(limits.n, places);
   return limits;
 }
 
@@ -79,17 +82,22 @@ class Repeat {
   void start() {
     timer_.expires_after(interval_);
     timer_.async_wait([this](boost::system::error_code error) {
-      if (error) return;
+      if (error || stopped_) return;
       act_();
       start();
     });
   }
-  void stop() { timer_.cancel(); }
+  // A handler that is queued already comes without an error.
+  void stop() {
+    stopped_ = true;
+    timer_.cancel();
+  }
 
  private:
   asio::steady_timer timer_;
   Clock::duration interval_;
   std::function<void()> act_;
+  bool stopped_ = false;
 };
 
 struct ServeCommand {

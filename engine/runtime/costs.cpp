@@ -9,19 +9,16 @@ namespace {
 constexpr double kRateMemory = 0.9;        // λ follows the last ten rounds or so
 constexpr double kRefineRate = 0.05;       // weight of one measured draft
 constexpr double kOutlier = 3.0;           // a draft that took this many times what was expected was disturbed
-constexpr auto kMeasureTime = std::chrono::milliseconds(60);   // a start should not be felt
-constexpr auto kRecordTime = std::chrono::milliseconds(250);   // where a backend records, it takes longer anyway
 
 }  // namespace
 
-void RoundCosts::measure(Round& round, Stream& stream) {
+void RoundCosts::measure(Round& round, Stream& stream, double limit) {
   StageSeconds time;
   const std::vector<int32_t> prompt(32, 1);
   const PrefillTask prefill{&stream, prompt, true};
   round.run({{}, {&prefill, 1}, {}}, time);
   const auto start = std::chrono::steady_clock::now();
-  const auto limit = round.records() ? kRecordTime : kMeasureTime;
-  const auto out_of_time = [start, limit] { return std::chrono::steady_clock::now() - start > limit; };
+  const auto out_of_time = [start, limit] { return std::chrono::steady_clock::now() - start > std::chrono::duration<double>(limit); };
   // The first pass warms the caches; the fastest of the others is least disturbed by anything else on the machine.
   const auto fastest = [](auto&& pass) {
     pass();
@@ -35,13 +32,15 @@ void RoundCosts::measure(Round& round, Stream& stream) {
     draft_[d] = shallow + part * std::max(0.0, deep - shallow);
   }
   const auto& sizes = spec::CostTable::kRows;
+  // By the slope before it; a disturbed pass may have been slower than a larger one.
+  const auto rise = [&](size_t i) {
+    const double last = verify_.at(sizes[i - 1]) - verify_.at(sizes[i - 2]);
+    return std::max(0.0, last) * static_cast<double>(sizes[i] - sizes[i - 1]) / static_cast<double>(sizes[i - 1] - sizes[i - 2]);
+  };
   for (size_t i = 0; i < sizes.size(); ++i) {
     // Sizes there was no time for follow the slope of those before: refined once a tree is as large.
-    const double seconds = i >= 2 && (out_of_time() || sizes[i] > round.limits().max_rows)
-                               ? verify_.at(sizes[i - 1]) + (verify_.at(sizes[i - 1]) - verify_.at(sizes[i - 2])) *
-                                     static_cast<double>(sizes[i] - sizes[i - 1]) /
-                                     static_cast<double>(sizes[i - 1] - sizes[i - 2])
-                               : fastest([&] { return round.measure_verify(stream, sizes[i]); });
+    const bool guess = i >= 2 && (out_of_time() || sizes[i] > round.limits().max_rows);
+    const double seconds = guess ? verify_.at(sizes[i - 1]) + rise(i) : fastest([&] { return round.measure_verify(stream, sizes[i]); });
     verify_.set(sizes[i], seconds);
   }
   seconds_ = verify_.at(1);

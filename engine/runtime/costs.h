@@ -22,8 +22,8 @@ struct DraftHabit {
 
 class RoundCosts {
  public:
-  // Measures behind a short prompt of arbitrary tokens; a few tens of milliseconds on the bundled model.
-  void measure(Round& round, Stream& stream);
+  // Measures behind a short prompt of arbitrary tokens. Passes of the larger sizes for which there is no time within `limit` seconds are guessed.
+  void measure(Round& round, Stream& stream, double limit);
   bool measured() const { return !draft_.empty(); }
   const spec::CostTable& verify() const { return verify_; }
   double draft(int64_t depths, int64_t n_streams) const;   // seconds of draft and build

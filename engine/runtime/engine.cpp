@@ -17,6 +17,9 @@ constexpr auto kStuckPoll = std::chrono::milliseconds(2);
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
+// Seconds in which rounds are measured at start: a tenth of what loading took, and more where rounds are recorded too.
+double measure_limit(double load_seconds, bool records) { return std::clamp(load_seconds / 10, records ? 0.25 : 0.06, 5.0); }
+
 std::vector<int32_t> stop_ids_of(const ModelConfig& config, const Tokenizer& tokenizer) {
   std::vector<int32_t> ids = config.eos_ids;
   for (const char* name : {"[EOS]", "<|im_end|>"})
@@ -67,7 +70,8 @@ void Engine::start(const OpsFactory& make_ops) {
   if (round.has_drafter() && configs_.max_context >= kPageTokens) {
     Stream stream;
     pages_->take(1, stream.pages);
-    costs_.measure(round, stream);
+    const double asked = options_.measure_seconds;
+    costs_.measure(round, stream, asked > 0 ? asked : measure_limit(load_seconds, round.records()));
     pages_->give_back(stream.pages);
   }
   const double measure_seconds = seconds_since(measure_start);
@@ -137,9 +141,10 @@ std::shared_ptr<Request> Engine::enqueue(RequestSettings settings) {
     if (draining_ || stop_)
       kdt::fail(Status::shutting_down, "engine", "draining", "an engine that takes requests");
     const Counts now = counts();
-    if (now.waiting >= options_.max_waiting)
-      kdt::fail(Status::queue_full, "max_waiting", std::to_string(now.waiting) + " requests wait",
-                "fewer than " + std::to_string(options_.max_waiting) + "; try again later");
+    // Those that have just come take a place within a round or two, as far as there are any.
+    if (const int64_t most = options_.max_streams + options_.max_waiting; now.all() >= most)
+      kdt::fail(Status::queue_full, "max_waiting", std::to_string(now.running) + " requests run and " + std::to_string(now.waiting) + " wait",
+                "fewer than " + std::to_string(most) + " in all; try again later");
     request = std::make_shared<Request>(std::move(settings), next_serial_++);
     if (now.all() == 0) last_move_ = Clock::now();
     inbox_.push_back(request);

@@ -77,6 +77,8 @@ ordered_json parse_json(std::string_view text, const std::string& subject, Statu
   if (text.size() > max_bytes) {
     fail(status, subject, std::to_string(text.size()) + " bytes", "at most " + std::to_string(max_bytes) + " bytes");
   }
+  // The parser takes a NUL for the end of the text.
+  if (text.find('\0') != std::string_view::npos) fail(status, subject, "a NUL byte", "JSON text");
   if (const char* limit = broken_limit(text)) fail(status, subject, text, limit);
   try {
     return ordered_json::parse(text);

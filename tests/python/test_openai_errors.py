@@ -134,3 +134,21 @@ def test_a_key(monkeypatch):
     assert caught.value.code == "invalid_api_key"
     with client_of(locked, key="secret") as client:
       assert chat(client).choices[0].message.content
+
+
+def test_choices_that_places_and_queue_hold_are_taken():
+  """None is told to come again later that never could be taken, or that need not."""
+  with Daemon("--max-streams", 4, "--max-waiting", 2) as narrow:
+    status, answer = narrow.post("/v1/completions", {"prompt": ["a", "b"], "n": 3, "max_tokens": 2})
+    assert status == 200 and len(answer["choices"]) == 6
+    status, answer = narrow.post("/v1/completions", {"prompt": "a", "n": 7, "max_tokens": 2})
+    assert status == 400 and answer["error"]["param"] == "n" and "6" in answer["error"]["message"]
+    assert narrow.get("/ready")[0] == 200
+
+
+def test_bodies_that_are_no_object(daemon):
+  body = b'{"prompt": "a", "max_tokens": 1}'
+  for sent, words in ((body + b"\0", "NUL byte"), (b"\0" + body, "NUL byte"), (b'"' + b"a" * 100000 + b'"', "expected a JSON object")):
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\nConnection: close\r\n\r\n"
+    answer = daemon.raw(head.encode() + sent)
+    assert answer.startswith(b"HTTP/1.1 400") and words.encode() in answer and len(answer) < 2000

@@ -32,6 +32,13 @@ def test_an_idle_daemon_stops_at_once(number):
     assert idle.recv(1) == b""
 
 
+def test_a_log_line_that_is_due_does_not_hold_up_the_end():
+  for _ in range(4):
+    with Daemon("--log-interval", "0.00001") as daemon:
+      daemon.post("/v1/completions", completion(max_tokens=2))
+      assert daemon.stop() == 0
+
+
 def test_streams_finish_under_sigterm():
   with Daemon("--max-streams", 4) as daemon:
     body = long_stream(max_tokens=300)
