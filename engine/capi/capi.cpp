@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "base/stage.h"
 #include "capi/arguments.h"
@@ -13,6 +14,7 @@
 #include "comm/mpi_comm.h"
 #include "cpu/cpu_ops.h"
 #include "include/kdtree.h"
+#include "rehearsal/replay_ops.h"
 #include "runtime/engine.h"
 
 using kdt::Status;
@@ -71,6 +73,18 @@ EngineOptions engine_options(const kdt_engine_options& o) {
   return options;
 }
 
+constexpr double kReplayMeasureSeconds = 5;   // a pass of 512 rows on a CPU, too
+
+// Rounds count as long as those of the report.
+OpsFactory replayed(const OpsFactory& make, const char* path) {
+  return [make, costs = load_replay_costs(path)](Communicator* comm) {
+    std::unique_ptr<Ops> real = make(comm);
+    check_argument(!comm && std::string_view(real->backend()) == "cpu", "replay_path",
+                   comm ? "with ranks" : std::string("on backend ") + real->backend(), "one rank of the CPU backend");
+    return std::make_unique<ReplayOps>(std::move(real), costs);
+  };
+}
+
 struct Launched {
   int32_t rank = 0, n_ranks = 1;
 };
@@ -85,6 +99,10 @@ Launched launched() {
 void create(const kdt_engine_options& o, kdt_engine& handle) {
   handle.backend = choose_backend(o);
   EngineOptions options = engine_options(o);
+  if (o.replay_path) {
+    handle.backend = replayed(handle.backend, o.replay_path);
+    options.measure_seconds = kReplayMeasureSeconds;
+  }
   const Launched here = o.launched ? launched() : Launched{};
   if (here.n_ranks > 1) {
     check_argument(o.tp == 0 || o.tp == here.n_ranks, "tp", std::to_string(o.tp),

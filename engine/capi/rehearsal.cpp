@@ -7,6 +7,7 @@
 #include "capi/arguments.h"
 #include "capi/backend.h"
 #include "capi/guard.h"
+#include "capi/handles.h"
 #include "capi/presets.h"
 #include "rehearsal/report.h"
 
@@ -52,6 +53,9 @@ kdt::RehearsalPlan plan_of(const kdt_rehearsal_options& o) {
                           [](double value) { return kdt::capi::real_in_range("overlaps", value, 0, 1); });
   plan.round_nodes = list_of("round_nodes", o.round_nodes, o.n_round_nodes, 0, within("round_nodes", 1, 1024));
   plan.op_nodes = list_of("op_nodes", o.op_nodes, o.n_op_nodes, 0, within("op_nodes", 1, 1024));
+  if (o.progress) plan.progress = &o.progress->progress;
+  plan.prompts = list_of("prompts", o.prompts, o.n_prompts, 0, within("prompts", 1, INT32_MAX));
+  plan.chunks = list_of("chunks", o.chunks, o.n_chunks, 0, within("chunks", 1, 65536));
   return plan;
 }
 

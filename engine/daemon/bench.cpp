@@ -77,6 +77,7 @@ void BenchCommand::declare() {
   flags.toggle("--ignore-eos", ignore_eos, "Decode past stop tokens, so that every mode does the same fixed work");
   sampling.declare(flags, "0");
   engine.declare(flags);
+  engine.declare_replay(flags);
   flags.toggle("--json", json, "Print one JSON object instead of the tables");
   rehearsal.declare(flags);
 }
@@ -155,7 +156,7 @@ void Bench::run_prompt(size_t prompt, size_t repeat) {
     const Mode& mode = command_.modes[at];
     const Generation generation = generate(prompts_[prompt].ids, mode, command_.max_tokens);
     compare(prompt, mode, generation.ids);
-    cells_[kind][repeat][at].add(generation);
+    cells_[kind][repeat][at].add(generation, !command_.engine.replay.empty());
   }
 }
 

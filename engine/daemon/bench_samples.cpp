@@ -26,7 +26,17 @@ std::optional<Mode> parse_mode(const std::string& text) {
   return mode;
 }
 
-void Tally::add(const Generation& generation) {
+namespace {
+
+double seconds_of_rounds(const kdt_result& result) {
+  double ms = 0;
+  for (int stage = KDT_STAGE_DRAFT; stage <= KDT_STAGE_COMMIT; ++stage) ms += result.timings_ms[stage];
+  return ms * 1e-3;
+}
+
+}  // namespace
+
+void Tally::add(const Generation& generation, bool replayed) {
   const kdt_result& result = generation.result;
   const double n_decoded = static_cast<double>(std::max<int64_t>(0, result.generated_tokens - 1));
   ++requests;
@@ -35,7 +45,7 @@ void Tally::add(const Generation& generation) {
   draft_nodes += result.draft_nodes;
   if (result.tokens_per_second > 0) {
     decoded += n_decoded;
-    seconds += n_decoded / result.tokens_per_second;
+    seconds += replayed ? seconds_of_rounds(result) : n_decoded / result.tokens_per_second;
   }
   committed += result.tokens_per_round * static_cast<double>(result.rounds);
   for (size_t i = 0; i < stage_ms.size(); ++i) stage_ms[i] += result.timings_ms[i];

@@ -39,7 +39,8 @@ struct Tally {
   std::array<double, KDT_N_STAGES> stage_ms{};
   std::vector<int64_t> accepted_by_depth;
 
-  void add(const Generation& generation);
+  // `replayed`: its rounds count as long as the engine says, whatever the clock does.
+  void add(const Generation& generation, bool replayed);
   void add(const Tally& other);
   double tokens_per_second() const { return seconds > 0 ? decoded / seconds : 0; }
   double per_round(double sum) const { return rounds > 0 ? sum / static_cast<double>(rounds) : 0; }

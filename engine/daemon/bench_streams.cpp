@@ -51,6 +51,8 @@ struct StreamsBench {
   EngineFlags engine;
   std::vector<int64_t> streams{1, 10, 64};
   std::vector<Mode> modes;
+  std::vector<std::string> kinds;
+  SamplingFlags sampling;
   int32_t max_tokens = 96;
   int32_t repeat = 3;
   int32_t prefill = 512;
@@ -84,18 +86,33 @@ void StreamsBench::declare() {
   flags.value("--repeat", integer_form(repeat, 1, 1000), std::to_string(repeat), "Runs of every row");
   flags.value("--prefill", integer_form(prefill, 65, 262144), std::to_string(prefill),
               "Tokens of the prompt whose first token is timed, cold and from the prefix cache");
+  flags.value("--kinds", list_form(kinds, "LIST"), "all of the set", "Kinds of prompts, between commas: code,prose,chat");
+  sampling.declare(flags, "0; the n-th stream's is n more");
   engine.declare(flags);
+  engine.declare_replay(flags);
   flags.toggle("--json", json, "Print one JSON object instead of the table");
 }
 
-RequestHandle submit(const Engine& engine, const std::vector<int32_t>& ids, const Mode& mode, int32_t max_tokens) {
+struct RequestShape {
+  Mode mode;
+  int32_t max_tokens;
+  const SamplingFlags* sampling = nullptr;   // null: greedy
+};
+
+// `index`: of the stream, which has a seed of its own.
+RequestHandle submit(const Engine& engine, const std::vector<int32_t>& ids, const RequestShape& shape, uint64_t index = 0) {
   kdt_request_options options = default_request_options();
+  if (shape.sampling) {
+    shape.sampling->apply(options);
+    options.has_seed = 1;
+    options.seed = shape.sampling->seed.value_or(0) + index;
+  }
   options.prompt = ids.data();
   options.n_prompt = static_cast<int64_t>(ids.size());
-  options.max_tokens = max_tokens;
+  options.max_tokens = shape.max_tokens;
   options.ignore_eos = 1;
-  options.speculate = mode.speculate;
-  options.budget = mode.budget;
+  options.speculate = shape.mode.speculate;
+  options.budget = shape.mode.budget;
   kdt_request* raw = nullptr;
   check(kdt_request_submit(engine.get(), &options, &raw));
   return RequestHandle(raw);
@@ -117,23 +134,33 @@ kdt_result finish(const RequestHandle& request) {
   return result;
 }
 
-Sample measure(const Engine& engine, const std::vector<BenchPrompt>& prompts, const Row& row, int32_t max_tokens) {
+// Of draft to commit, as the engine counts them: under --replay, what they would take there.
+double seconds_of_rounds(const Figures& figures) {
+  double seconds = 0;
+  for (const char* phase : {"draft", "build", "verify", "sample", "accept", "commit"})
+    seconds += figures.at("step_seconds_sum{phase=\"" + std::string(phase) + "\"}");
+  return seconds;
+}
+
+Sample measure(const Engine& engine, const std::vector<BenchPrompt>& prompts, const Row& row, const RequestShape& shape,
+               bool replayed) {
   const Figures before = Figures::read(engine.get());
   std::vector<RequestHandle> requests;
   const auto start = Clock::now();
   for (size_t i = 0; i < static_cast<size_t>(row.streams); ++i)
-    requests.push_back(submit(engine, prompts[i % prompts.size()].ids, row.mode, max_tokens));
+    requests.push_back(submit(engine, prompts[i % prompts.size()].ids, shape, i));
   double decode_rounds = 0, committed = 0;
   for (const RequestHandle& request : requests) {
     const kdt_result result = finish(request);
     decode_rounds += static_cast<double>(result.rounds);
     committed += result.tokens_per_round * static_cast<double>(result.rounds);
   }
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const double on_clock = std::chrono::duration<double>(Clock::now() - start).count();
   const Figures after = Figures::read(engine.get());
   const auto grown = [&](const char* name) { return after.at(name) - before.at(name); };
   const double n_rounds = grown("rounds_total");
-  return {static_cast<double>(row.streams) * max_tokens / seconds, seconds / n_rounds * 1e3,
+  const double seconds = replayed ? seconds_of_rounds(after) - seconds_of_rounds(before) : on_clock;
+  return {static_cast<double>(row.streams) * shape.max_tokens / seconds, seconds / n_rounds * 1e3,
           grown("host_seconds_total") / n_rounds * 1e6, committed / decode_rounds};
 }
 
@@ -144,11 +171,12 @@ std::pair<double, double> measure_first_token(const Engine& engine, const std::v
   while (text.size() < static_cast<size_t>(n_tokens))
     for (const BenchPrompt& prompt : prompts) text.insert(text.end(), prompt.ids.begin(), prompt.ids.end());
   text.resize(static_cast<size_t>(n_tokens));
+  const RequestShape shape{{"off", KDT_SPECULATE_OFF, 0}, 2};
   std::vector<double> cold, hit;
   for (int32_t i = 0; i < repeat + 2; ++i) {
     check(kdt_engine_reset_prefix_cache(engine.get(), nullptr));
-    cold.push_back(finish(submit(engine, text, Mode{"off", KDT_SPECULATE_OFF, 0}, 2)).first_token_ms);
-    hit.push_back(finish(submit(engine, text, Mode{"off", KDT_SPECULATE_OFF, 0}, 2)).first_token_ms);
+    cold.push_back(finish(submit(engine, text, shape)).first_token_ms);
+    hit.push_back(finish(submit(engine, text, shape)).first_token_ms);
   }
   std::sort(cold.begin(), cold.end());
   std::sort(hit.begin(), hit.end());
@@ -171,7 +199,7 @@ int StreamsBench::run() {
     fail_usage(flags.source("--prefill"), std::to_string(prefill), "at most " + std::to_string(context - 2) +
                ": two tokens follow in a context of " + std::to_string(context));
   const InterruptScope scope;
-  const std::vector<BenchPrompt> prompts = load_bench_prompts(loaded, "", {}, 0);
+  const std::vector<BenchPrompt> prompts = load_bench_prompts(loaded, "", kinds, 0);
   std::vector<Row> rows;
   for (const Mode& mode : modes)
     for (const int64_t count : streams) rows.push_back({count, mode, {}});
@@ -181,7 +209,7 @@ int StreamsBench::run() {
       if (stderr_is_terminal())
         std::cerr << "\rrepeat " << i + 1 << "/" << repeat << ", " << row.streams << " streams, " << row.mode.name
                   << "   " << std::flush;
-      row.samples.push_back(measure(loaded, prompts, row, max_tokens));
+      row.samples.push_back(measure(loaded, prompts, row, {row.mode, max_tokens, &sampling}, !engine.replay.empty()));
     }
   }
   if (stderr_is_terminal()) std::cerr << "\r\x1b[K" << std::flush;

@@ -20,13 +20,16 @@ constexpr auto kFirst = std::chrono::milliseconds(500), kBetween = std::chrono::
 constexpr int64_t kCells = 30;
 constexpr std::string_view kClear = "\r\033[K";   // to the start of the line, and nothing behind it
 
-// "loading [#####     ] 1.2 of 7.7 GB, 0.61 GB/s, 11 s left"
-std::string line_of(int64_t done, int64_t total, double seconds) {
+// "loading [#####     ] 1.2 of 7.7 GB, 0.61 GB/s, 11 s left", "measured [##        ] 7 of 58, 40 s left"
+std::string line_of(const char* verb, LoadBar::Unit unit, int64_t done, int64_t total, double seconds) {
   const double rate = static_cast<double>(done) / seconds;
   const auto cells = static_cast<size_t>(done * kCells / total);
-  std::string line = std::string(kClear) + "loading [" + std::string(cells, '#') + std::string(kCells - cells, ' ') +
-                     "] " + fixed(static_cast<double>(done) / 1e9, 1) + " of " +
-                     fixed(static_cast<double>(total) / 1e9, 1) + " GB, " + fixed(rate / 1e9, 2) + " GB/s";
+  std::string line = std::string(kClear) + verb + " [" + std::string(cells, '#') + std::string(kCells - cells, ' ') + "] ";
+  if (unit == LoadBar::Unit::bytes)
+    line += fixed(static_cast<double>(done) / 1e9, 1) + " of " + fixed(static_cast<double>(total) / 1e9, 1) + " GB, " +
+            fixed(rate / 1e9, 2) + " GB/s";
+  else
+    line += std::to_string(done) + " of " + std::to_string(total);
   if (done > 0) line += ", " + fixed(static_cast<double>(total - done) / rate, 0) + " s left";
   return line;
 }
@@ -36,7 +39,7 @@ void put(std::string_view text) { static_cast<void>(!::write(STDERR_FILENO, text
 
 }  // namespace
 
-LoadBar::LoadBar() {
+LoadBar::LoadBar(const char* verb, Unit unit) : verb_(verb), unit_(unit) {
   if (!stderr_is_terminal()) return;
   kdt_load_progress* progress = nullptr;
   check(kdt_load_progress_create(&progress));
@@ -63,7 +66,7 @@ void LoadBar::draw() {
     int64_t done = 0, total = 0;
     if (kdt_load_progress_read(progress_.get(), &done, &total) != KDT_OK || total <= 0) continue;
     const std::chrono::duration<double> passed = Clock::now() - start;
-    put(line_of(std::clamp<int64_t>(done, 0, total), total, passed.count()));
+    put(line_of(verb_, unit_, std::clamp<int64_t>(done, 0, total), total, passed.count()));
     drawn = true;
   }
   if (drawn) put(kClear);

@@ -1,4 +1,4 @@
-// How far loading is, on standard error, when that is a terminal.
+// How far loading, or a rehearsal, is, on standard error, when that is a terminal.
 #pragma once
 
 #include <condition_variable>
@@ -13,7 +13,8 @@ namespace kdt {
 // Drawn by a thread of its own as long as the object lives; nothing is left on the screen.
 class LoadBar {
  public:
-  LoadBar();
+  enum class Unit { bytes, pieces };
+  explicit LoadBar(const char* verb = "loading", Unit unit = Unit::bytes);   // verb: static
   ~LoadBar();
   LoadBar(const LoadBar&) = delete;
   LoadBar& operator=(const LoadBar&) = delete;
@@ -28,6 +29,8 @@ class LoadBar {
 
   void draw();
 
+  const char* const verb_;
+  const Unit unit_;
   std::unique_ptr<kdt_load_progress, Destroy> progress_;
   std::mutex mutex_;
   std::condition_variable ended_;

@@ -41,6 +41,11 @@ void EngineFlags::declare(Flags& flags) {
   flags.value("--checksums", choice_form(checksums, {{"on", 1}, {"off", 0}}), "on", "Compare every tensor of shards with its checksum");
 }
 
+void EngineFlags::declare_replay(Flags& flags) {
+  flags.value("--replay", text_form(replay, "FILE"), "none",
+              "What bench --synthetic --json printed elsewhere: rounds count as long as there. CPU backend");
+}
+
 kdt_engine_options EngineFlags::to_options() const {
   kdt_engine_options options;
   check(kdt_engine_options_init(&options, sizeof(options)));
@@ -57,6 +62,7 @@ kdt_engine_options EngineFlags::to_options() const {
   options.chat_format = kChatFormats[chat_format];
   options.load_direct = load == kLoadDirect;
   options.no_checksums = checksums == 0;
+  options.replay_path = replay.empty() ? nullptr : replay.c_str();
   options.cpu_target = cpu_target == "auto" ? nullptr : cpu_target.c_str();
   return options;
 }

@@ -25,8 +25,11 @@ struct EngineFlags {
   int32_t checksums = 1;    // 0: off
   int32_t tp = 0;           // ranks; 0: 1, or those of the launcher
   double rank_deadline = 10;
+  std::string replay;       // of benchmarks
+
 
   void declare(Flags& flags);
+  void declare_replay(Flags& flags);
   // --model alone: the engine has no drafter to speculate with.
   bool has_drafter() const { return model.empty() || !draft.empty(); }
   // Borrows the strings of this object.

@@ -6,6 +6,7 @@
 
 #include "client.h"
 #include "failure.h"
+#include "load_bar.h"
 #include "output.h"
 #include "table.h"
 
@@ -20,6 +21,8 @@ const std::vector<int32_t> kPrefixes{1024, 8192, 32768}, kQuickPrefixes{1024, 32
 const std::vector<int32_t> kStreams{1, 4, 10}, kQuickStreams{1};
 const std::vector<double> kOverlaps{0, 0.15, 0.3, 0.45, 0.6}, kQuickOverlaps{0, 0.3, 0.6};
 const std::vector<int32_t> kRoundNodes{8}, kOpNodes{1, 8, 32};
+const std::vector<int32_t> kPrompts{2048, 8192, 32768}, kQuickPrompts{2048};
+const std::vector<int32_t> kChunks{512, 1024, 2048, 4096}, kQuickChunks{512, 2048};
 
 std::string joined(const std::vector<int32_t>& values) {
   std::string text;
@@ -119,6 +122,14 @@ std::string ops_table(const Json& of) {
   return table.render(1);
 }
 
+std::string prefill_table(const Json& prefill) {
+  Table table({"tokens", "chunk", "ms", "host ms", "tokens/s", "TFLOP", "TFLOP/s", "attention ms"});
+  for (const Json& of : prefill)
+    table.add({of["tokens"].dump(), of["chunk"].dump(), ms(of["ms"]), ms(of["host_ms"]), fixed(of["tokens_per_second"].get<double>(), 0),
+               fixed(of["tflop"].get<double>(), 3), fixed(of["tflops"].get<double>(), 1), ms(of["attention_ms"])});
+  return table.render(0);
+}
+
 std::string text_of(const Json& r) {
   std::string text = heading(r) + "\nSteps: a verify pass over given trees, and sampling\n\n" + steps_table(r["steps"]);
   if (!r["rounds"].empty()) text += "\nRounds: draft, build, verify, sample, accept, commit\n\n" + steps_table(r["rounds"]);
@@ -126,6 +137,9 @@ std::string text_of(const Json& r) {
     text += "\nOperations of a step of " + of["nodes"].dump() + " nodes behind " + of["prefix"].dump() + " tokens, " + ms(of["step_ms"]) +
             " ms: each between two marks (" + fixed(of["marks_us"].get<double>(), 2) +
             " us of them taken off), and what a step without it saves\n\n" + ops_table(of);
+  if (!r["prefill"].empty()) text += "\nPrefill: a prompt in chunks, to its first token\n\n" + prefill_table(r["prefill"]);
+  if (!r["beyond_context"].empty())
+    text += "\nLeft out, prefixes and prompts beyond the model's context: " + r["beyond_context"].dump() + "\n";
   if (r["left_out"] != 0) text += "\nThere was no time left for " + r["left_out"].dump() + " measurements.\n";
   return text;
 }
@@ -156,10 +170,13 @@ void RehearsalFlags::declare(Flags& flags) {
         "Whole rounds, with a draft, of so many nodes a stream");
   value("--op-nodes", integers_form(op_nodes, 1, 1024, &no_ops), joined(kOpNodes),
         "Time every operation of steps of so many nodes, for the first prefix and streams");
+  value("--prompt-tokens", integers_form(prompts, 1, kMaxInt32, &no_prompts), joined(kPrompts) + "; or none",
+        "Prefill of prompts of so many tokens");
+  value("--chunk-tokens", integers_form(chunks, 1, 65536), joined(kChunks), "In chunks of so many tokens");
   toggle("--quick", quick, "Shorter lists where none is given");
   toggle("--routed", routed, "Experts are the router's own choice, not drawn");
   value("--replays", integer_form(replays, 1, 1000), "9", "Replays of each measurement, whose median counts");
-  value("--limit", number_form(seconds, 0, 1e6), "0, none", "Seconds after which no measurement begins");
+  value("--limit", number_form(seconds, 0, 1e6), "0, none", "Seconds, loading included, after which no measurement begins");
 }
 
 void RehearsalFlags::check_unused(const Flags& flags) const {
@@ -170,6 +187,7 @@ void RehearsalFlags::check_unused(const Flags& flags) const {
 int RehearsalFlags::run(const Flags& flags, const EngineFlags& engine, bool json) {
   if (engine.model.empty() == preset.empty())
     fail_usage("--model and --preset", preset.empty() ? "neither" : "both", "one of them beside --synthetic");
+  if (!engine.replay.empty()) fail_usage("--replay", engine.replay, "none beside --synthetic, which measures");
   const bool drafts = !preset.empty() || !engine.draft.empty();
   const auto settle = [this](auto& list, const auto& full, const auto& short_one) {
     if (list.empty()) list = quick ? short_one : full;
@@ -180,6 +198,10 @@ int RehearsalFlags::run(const Flags& flags, const EngineFlags& engine, bool json
   settle(overlaps, kOverlaps, kQuickOverlaps);
   if (!no_rounds && drafts) settle(round_nodes, kRoundNodes, kRoundNodes);
   if (!no_ops) settle(op_nodes, kOpNodes, kOpNodes);
+  if (!no_prompts) {
+    settle(prompts, kPrompts, kQuickPrompts);
+    settle(chunks, kChunks, kQuickChunks);
+  }
   if (!drafts && !round_nodes.empty()) fail_usage(flags.source("--round-nodes"), "rounds with a draft", "--draft DIR beside --model, or none");
 
   const kdt_engine_options backend = engine.to_options();
@@ -208,8 +230,14 @@ int RehearsalFlags::run(const Flags& flags, const EngineFlags& engine, bool json
   pass(overlaps, options.overlaps, options.n_overlaps);
   pass(round_nodes, options.round_nodes, options.n_round_nodes);
   pass(op_nodes, options.op_nodes, options.n_op_nodes);
+  pass(prompts, options.prompts, options.n_prompts);
+  pass(chunks, options.chunks, options.n_chunks);
   const char* text = nullptr;
-  check(kdt_rehearse(&options, &text));
+  {
+    const LoadBar bar("measured", LoadBar::Unit::pieces);
+    options.progress = bar.progress();
+    check(kdt_rehearse(&options, &text));
+  }
   const Json report = Json::parse(text);
   write_stdout(json ? report.dump(2, ' ', false, Json::error_handler_t::replace) + "\n" : text_of(report));
   return kExitOk;

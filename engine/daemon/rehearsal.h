@@ -16,9 +16,9 @@ struct RehearsalFlags {
   int32_t rank = 0, layers = 0, replays = 9, collectives = 0;
   double seconds = 0;
   // Empty: the default, that of --quick where it is given. Of round and op nodes: none.
-  std::vector<int32_t> nodes, prefixes, streams, round_nodes, op_nodes;
+  std::vector<int32_t> nodes, prefixes, streams, round_nodes, op_nodes, prompts, chunks;
   std::vector<double> overlaps;
-  bool no_rounds = false, no_ops = false;
+  bool no_rounds = false, no_ops = false, no_prompts = false;
 
   void declare(Flags& flags);
   // Throws when one of these flags stands on a command line without --synthetic.

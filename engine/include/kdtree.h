@@ -75,18 +75,16 @@ KDT_API void kdt_load_progress_destroy(kdt_load_progress *progress);
 
 typedef struct kdt_engine_options {
   uint32_t struct_size;
-  int32_t threads;          /* compute threads of this process, 1 to 256, which its ranks share; 0: every CPU it may run on. Does not
-                               change any bit of the output */
+  int32_t threads;          /* compute threads, which ranks share, 1 to 256; 0: every CPU there is. Changes no bit of the output */
   const char *model_path;   /* a checkpoint directory; NULL: the bundled model, with its drafter */
   const char *draft_path;   /* a DFlash drafter's directory; NULL: none (or the bundled one, when model_path is NULL) */
   int32_t max_context;      /* tokens of prompt + output of one request; 0: the model's own limit */
   int32_t prefill_chunk;    /* prompt tokens per round, 1 to 4096; 0: 512. Does not change any bit of the output */
   int32_t max_budget;       /* the largest draft tree a request may ask for, 1 to 1024; 0: 1024 */
   const char *chat_format;  /* "auto" or NULL: by the checkpoint's family; "json" or "typescript": how tools are declared */
-  const char *cpu_target;   /* NULL: the best instruction set of this CPU; else a name of kdt_cpu_targets(). Engines of one
-                               process that live at the same time share it */
+  const char *cpu_target;   /* NULL: the best instruction set here; else of kdt_cpu_targets(). Engines of one process share it */
   int32_t max_streams;      /* requests decoded together, 1 to 64; 0: 64. Does not change any bit of the output */
-  int32_t max_waiting;      /* requests that may wait for a place, 1 to 65536; 0: 1024 */
+  int32_t max_waiting;      /* requests beyond max_streams that are taken and wait, 1 to 65536; 0: 1024 */
   int64_t kv_tokens;        /* tokens the KV pages hold, all streams and the prefix cache together, at least one context;
                                0: a context for every stream, within a quarter of the machine's memory (CUDA: nine tenths of
                                what the weights leave of the device's) */
@@ -98,9 +96,9 @@ typedef struct kdt_engine_options {
   kdt_load_progress *load_progress;   /* NULL, or what another thread reads while kdt_engine_create loads */
   int32_t tp;               /* tensor-parallel ranks, 1 to 64; 0: 1, or as many as the launcher started. What does not divide the
                                model is an error. Changes the last bits of logits (docs/numerics.md) */
-  int32_t launched;         /* 1: the ranks are the processes that a launcher started (kdt_launched), each of which creates an
-                               engine with the same options (CPU backend); 0: they are threads of this process */
+  int32_t launched;         /* 1: ranks are processes of a launcher (kdt_launched), all with the same options, CPU backend; 0: threads */
   int32_t rank_deadline_ms; /* how long a rank waits for another within a round before it names it and fails; 0: 10000 */
+  const char *replay_path;  /* NULL, or the file of a kdt_rehearse elsewhere: rounds count as long as there. CPU backend, one rank */
 } kdt_engine_options;
 
 /* Sets struct_size and every default. */
@@ -385,11 +383,13 @@ typedef struct kdt_rehearsal_options {
   const int32_t *round_nodes;   /* rounds, with a draft, of so many nodes a stream; none without a drafter */
   const int32_t *op_nodes;  /* every operation of steps of so many nodes, for the first prefix and number of streams */
   int64_t n_nodes, n_prefixes, n_streams, n_overlaps, n_round_nodes, n_op_nodes;   /* 1 to 64 each; of the last two 0 to 64 */
+  const int32_t *prompts, *chunks;   /* prefill of prompts of so many tokens, in chunks of so many, 1 to 65536 */
+  int64_t n_prompts, n_chunks;       /* 0 to 64 each. Of prefixes and prompts those beyond the context are left out */
+  kdt_load_progress *progress;       /* NULL, or what another thread reads: measurements done, and all; 0 of 0 while loading */
 } kdt_rehearsal_options;
 
 KDT_API kdt_status kdt_rehearsal_options_init(kdt_rehearsal_options *options, uint32_t struct_size);
-/* Measures one rank of a model with made-up weights, summing nothing over ranks: what steps and rounds take beside the bytes that
- * they must read. Blocks. *json gets one JSON object (docs/rehearsal.md), borrowed until this thread's next call of it. */
+/* Measures one rank with made-up weights. Blocks. *json: one JSON object (docs/rehearsal.md), borrowed until this thread's next call. */
 KDT_API kdt_status kdt_rehearse(const kdt_rehearsal_options *options, const char **json);
 
 /* cffi:end */

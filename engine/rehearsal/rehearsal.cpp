@@ -14,7 +14,9 @@
 #include "model/synthetic_weights.h"
 #include "rehearsal/first_layers.h"
 #include "rehearsal/rehearsal_ops.h"
+#include "rehearsal/rehearsal_plan.h"
 #include "rehearsal/routing.h"
+#include "rehearsal/sample_tree.h"
 #include "runtime/pages.h"
 #include "runtime/round.h"
 
@@ -27,10 +29,6 @@ constexpr int kWarmUps = 2;
 constexpr size_t kPatternBytes = 32 << 20;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-int64_t largest(const std::vector<int64_t>& values) {
-  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
-}
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -59,35 +57,6 @@ std::vector<std::byte> random_activations(const Ops& ops) {
   return pattern;
 }
 
-// A tree as a verify pass meets it: the drafter's likeliest chain first, then branches off it, none deeper than the chain.
-struct SampleTree {
-  std::vector<int32_t> token, parent, depth;
-  std::vector<float> weight;
-  SampleTree(int64_t nodes, int64_t chain, int64_t first_token, int64_t vocab, int64_t salt) : weight(static_cast<size_t>(nodes)) {
-    for (int64_t i = 0; i < nodes; ++i) {
-      auto above = static_cast<int32_t>(i <= chain ? i - 1 : (i - chain - 1) / 2);
-      if (i > 0 && depth[static_cast<size_t>(above)] >= chain) above = 0;
-      token.push_back(static_cast<int32_t>(first_token + (7919 * (i + 131 * salt) + 17) % vocab));
-      parent.push_back(above);
-      depth.push_back(i == 0 ? 0 : depth[static_cast<size_t>(above)] + 1);
-    }
-  }
-  Tree view() const { return {static_cast<int64_t>(token.size()) - 1, token, parent, depth, weight}; }
-};
-
-void check_plan(const RehearsalPlan& plan, const ModelConfig& model, int64_t most_tokens) {
-  check_argument(plan.rank >= 0 && plan.rank < plan.tp, "rank", std::to_string(plan.rank),
-                 "0 to " + std::to_string(plan.tp - 1) + ", one of tp");
-  check_argument(plan.layers >= 0 && plan.layers <= plan.model.n_layers, "layers", std::to_string(plan.layers),
-                 "0 to the model's " + std::to_string(plan.model.n_layers));
-  check_argument(plan.draft || plan.round_nodes.empty(), "round_nodes", std::to_string(plan.round_nodes.size()) + " of them",
-                 "none, since there is no drafter");
-  check_argument(model.n_layers > model.n_dense_layers || plan.routed, "layers", std::to_string(model.n_layers),
-                 "more than the " + std::to_string(model.n_dense_layers) + " without experts");
-  check_argument(most_tokens <= model.max_context, "prefixes", std::to_string(largest(plan.prefixes)) + " and nodes",
-                 "at most the model's context, " + std::to_string(model.max_context));
-}
-
 }  // namespace
 
 // One run, from the memory it takes to its figures.
@@ -108,6 +77,7 @@ class Rehearsal {
   void check_memory();
   void load();
   bool in_time() {
+    if (plan_.progress) ++plan_.progress->done;
     const bool yes = plan_.seconds == 0 || seconds_since(start_) < plan_.seconds;
     if (!yes) ++report_.left_out;
     return yes;
@@ -119,10 +89,11 @@ class Rehearsal {
   StepOps measure_ops(const Cell& cell);
   double time_of(const Cell& cell, RehearsalOps::Watch how, const std::string& op);
   void add_steps(int64_t prefix, int64_t streams);
+  void add_prefill();
 
   int64_t first_token() const { return plan_.rank * report_.model.vocab_size; }
 
-  const RehearsalPlan& plan_;
+  RehearsalPlan plan_;                   // without what is beyond the context
   ModelConfig model_;                    // of all ranks, with the layers that are wanted
   std::optional<DraftConfig> draft_;
   const Clock::time_point start_ = Clock::now();
@@ -149,8 +120,12 @@ Rehearsal::Rehearsal(const RehearsalPlan& plan, const std::function<std::unique_
     if (draft) draft = first_layers(*draft, plan.layers);
   }
   most_nodes_ = std::max({largest(plan.nodes), largest(plan.round_nodes), largest(plan.op_nodes)});
-  const int64_t block = draft ? draft->block_size : 0, most_tokens = largest(plan.prefixes) + most_nodes_ + block;
-  check_plan(plan, model, most_tokens);
+  check_argument(plan.prompts.empty() || !plan.chunks.empty(), "chunks", "none", "some, for the prompts");
+  const int64_t block = draft ? draft->block_size : 0;
+  report_.beyond_context = leave_out(plan_.prefixes, "prefixes", model.max_context - most_nodes_ - block);
+  for (const int64_t length : leave_out(plan_.prompts, "prompts", model.max_context - block)) report_.beyond_context.push_back(length);
+  const int64_t most_tokens = std::max(largest(plan_.prefixes) + most_nodes_, largest(plan_.prompts)) + block;
+  check_plan(plan, model);
   const Partition partition = make_partition(model, draft ? &*draft : nullptr, plan.tp);   // names what tp does not divide
   model_ = model;
   report_.model = rank_config(model, plan.tp);
@@ -162,7 +137,7 @@ Rehearsal::Rehearsal(const RehearsalPlan& plan, const std::function<std::unique_
   }
   report_.max_context = pages_for(most_tokens) * kPageTokens;
   report_.max_streams = largest(plan.streams);
-  report_.max_rows = report_.max_streams * most_nodes_;
+  report_.max_rows = std::max(report_.max_streams * most_nodes_, std::min(largest(plan_.chunks), largest(plan_.prompts)));
   report_.n_pages = report_.max_streams * pages_for(most_tokens);
   report_.weight_bytes = static_cast<size_t>(partition.rank_bytes());
   n_moe_ = report_.model.n_layers - report_.model.n_dense_layers;
@@ -290,7 +265,7 @@ StepFigures Rehearsal::measure(const Cell& cell) {
   }
   out.experts = experts / static_cast<double>(std::max<int64_t>(1, n_moe_));
   out.expert_bytes = experts * ops_->expert_bytes();
-  for (const OpCalls& op : ops_->calls()) out.weight_bytes += op.bytes;
+  for (const OpCalls& op : ops_->calls()) out.weight_bytes += op.cost.bytes;
   const auto tokens = static_cast<double>(cell.prefix * cell.streams * static_cast<int64_t>(ops_->activation_bytes()));
   out.kv_bytes = tokens * static_cast<double>(c.n_layers * (c.kv_lora_rank + c.qk_rope_dim));
   if (cell.kind == Kind::round && cell.nodes > 1)
@@ -336,7 +311,7 @@ StepOps Rehearsal::measure_ops(const Cell& cell) {
     out.mark_seconds = time_of(cell, Watch::gaps, op.name) / static_cast<double>(op.calls);
   }
   for (const OpCalls& op : calls) {
-    double bytes = op.bytes;
+    double bytes = op.cost.bytes;
     if (op.name == "experts") bytes += step.expert_bytes;
     if (op.name == "mla_attention") bytes += step.kv_bytes;
     const double timed = time_of(cell, Watch::time, op.name) - static_cast<double>(op.calls) * out.mark_seconds;
@@ -352,11 +327,25 @@ void Rehearsal::add_steps(int64_t prefix, int64_t streams) {
     if (in_time()) report_.rounds.push_back(measure({Kind::round, nodes, prefix, streams, plan_.overlaps.front()}));
 }
 
+void Rehearsal::add_prefill() {
+  for (const int64_t tokens : plan_.prompts)
+    for (const int64_t chunk : plan_.chunks) {
+      if (!prefills(tokens, chunk, plan_.chunks) || !in_time()) continue;
+      const Cell cell{Kind::step, std::min(tokens, chunk), 0, 1, 0};
+      set_up(cell);
+      parent_.assign(static_cast<size_t>(cell.nodes), -1);
+      draw(cell, 0);
+      report_.prefill.push_back(measure_prefill(*round_, *ops_, report_.model, streams_.front(), static_cast<int32_t>(first_token()),
+                                                tokens, cell.nodes, plan_.replays));
+    }
+}
+
 // What says most comes first: there may not be time for all of it.
 RehearsalReport Rehearsal::run() {
   check_memory();
   report_.read_bandwidth = ops_->read_bandwidth();
   load();
+  if (plan_.progress) plan_.progress->total = measurements(plan_);
   const int64_t prefix = plan_.prefixes.front(), streams = plan_.streams.front();
   for (const int64_t n : plan_.streams)
     for (const int64_t p : plan_.prefixes) {
@@ -368,6 +357,7 @@ RehearsalReport Rehearsal::run() {
         for (const int64_t nodes : plan_.nodes)
           if (nodes > 1 && in_time()) report_.steps.push_back(measure({Kind::step, nodes, prefix, streams, plan_.overlaps[i]}));
     }
+  add_prefill();
   report_.total_seconds = seconds_since(start_);
   return std::move(report_);
 }

@@ -13,8 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/config.h"
 #include "ops/ops.h"
+#include "rehearsal/prefill.h"
 
 namespace kdt {
 
@@ -29,8 +31,10 @@ struct RehearsalPlan {
   bool routed = false;               // experts are the router's own choice
   std::vector<int64_t> round_nodes;  // rounds: with so many nodes a stream at most, for all prefixes and streams
   std::vector<int64_t> op_nodes;     // operations: of steps of so many nodes, for the first prefix and streams
+  std::vector<int64_t> prompts, chunks;   // prefill: of prompts of so many tokens, in chunks of so many
   int64_t replays = 9;
   double seconds = 0;                // no measurement begins after so many, loading included; 0: no limit
+  LoadProgress* progress = nullptr;  // of measurements
 };
 
 struct StepFigures {
@@ -70,7 +74,9 @@ struct RehearsalReport {
   size_t weight_bytes = 0, page_bytes = 0, buffer_bytes = 0, free_bytes = 0;   // free: after all of it
   std::vector<StepFigures> steps, rounds;
   std::vector<StepOps> ops;
+  std::vector<PrefillFigures> prefill;
   int64_t left_out = 0;              // measurements there was no time for
+  std::vector<int64_t> beyond_context;   // prefixes and prompts that are longer, and left out
 };
 
 // Errors name what is wrong with the plan, or how much memory it needs.

@@ -7,14 +7,17 @@ namespace {
 
 constexpr double kBf16 = 2;
 
-double bytes_of(const Matrix& m) {
+OpCost operator+(OpCost a, OpCost b) { return {a.bytes + b.bytes, a.weights + b.weights}; }
+OpCost operator*(double n, OpCost of) { return {n * of.bytes, n * of.weights}; }
+
+OpCost cost_of(const Matrix& m) {
   const auto weights = static_cast<double>(m.n_out * m.n_in);
-  return m.group_size > 0 ? weights * (0.5 + kBf16 / static_cast<double>(m.group_size)) : weights * kBf16;
+  return {weights * (m.group_size > 0 ? 0.5 + kBf16 / static_cast<double>(m.group_size) : kBf16), weights};
 }
 
-double bytes_of(const MatrixGroup& group) { return bytes_of(group.host[0]) * static_cast<double>(group.n); }
+OpCost cost_of(const MatrixGroup& group) { return static_cast<double>(group.n) * cost_of(group.host[0]); }
 
-double bytes_of_norm(int64_t width) { return static_cast<double>(width) * sizeof(float); }
+OpCost cost_of_norm(int64_t width) { return {static_cast<double>(width) * sizeof(float), 0}; }
 
 std::string shape_of(const Matrix& m) { return std::to_string(m.n_out) + "x" + std::to_string(m.n_in); }
 
@@ -23,11 +26,11 @@ std::string shape_of(const Matrix& m) { return std::to_string(m.n_out) + "x" + s
 void RehearsalOps::watch(Watch how, const std::string& name) { watch_ = how, watched_ = name; }
 
 template <class F>
-void RehearsalOps::note(const std::string& name, double bytes, const F& op) {
+void RehearsalOps::note(const std::string& name, OpCost cost, const F& op) {
   const auto known = std::find_if(noted_.begin(), noted_.end(), [&](const OpCalls& calls) { return calls.name == name; });
-  OpCalls& calls = known != noted_.end() ? *known : noted_.emplace_back(OpCalls{name, 0, 0});
+  OpCalls& calls = known != noted_.end() ? *known : noted_.emplace_back(OpCalls{name});
   ++calls.calls;
-  calls.bytes += bytes;
+  calls.cost = calls.cost + cost;
   const bool watched = watch_ != Watch::nothing && name == watched_;
   if (watched && watch_ == Watch::leave_out) return;
   if (!watched) return op();
@@ -60,35 +63,35 @@ void RehearsalOps::submit(const SubmitKey* key, const std::function<void()>& wor
 }
 
 void RehearsalOps::embed(const EmbedArgs& args) {
-  note("embed", kBf16 * static_cast<double>(args.rows.n.most * args.hidden), [&] { real_->embed(args); });
+  note("embed", {kBf16 * static_cast<double>(args.rows.n.most * args.hidden), 0}, [&] { real_->embed(args); });
 }
 
 void RehearsalOps::rms_norm(const RmsNormArgs& args) {
-  note("rms_norm " + std::to_string(args.width), bytes_of_norm(args.width), [&] { real_->rms_norm(args); });
+  note("rms_norm " + std::to_string(args.width), cost_of_norm(args.width), [&] { real_->rms_norm(args); });
 }
 
 void RehearsalOps::linear(const LinearArgs& args) {
-  note("linear " + shape_of(*args.weight), bytes_of(*args.weight), [&] { real_->linear(args); });
+  note("linear " + shape_of(*args.weight), cost_of(*args.weight), [&] { real_->linear(args); });
 }
 
 void RehearsalOps::copy(const CopyArgs& args) {
-  note("copy", 0, [&] { real_->copy(args); });
+  note("copy", {}, [&] { real_->copy(args); });
 }
 
 void RehearsalOps::mlp(const MlpArgs& args) {
-  note("mlp " + shape_of(*args.down), bytes_of(*args.gate_up) + bytes_of(*args.down), [&] { real_->mlp(args); });
+  note("mlp " + shape_of(*args.down), cost_of(*args.gate_up) + cost_of(*args.down), [&] { real_->mlp(args); });
 }
 
 void RehearsalOps::latent_write(const LatentWriteArgs& args) {
-  note("latent_write", bytes_of_norm(args.kv_lora + (args.q ? args.q_width : 0)), [&] { real_->latent_write(args); });
+  note("latent_write", cost_of_norm(args.kv_lora + (args.q ? args.q_width : 0)), [&] { real_->latent_write(args); });
 }
 
 void RehearsalOps::mla_attention(const MlaAttentionArgs& args) {
-  note("mla_attention", bytes_of(args.w_uk) + bytes_of(args.w_uv), [&] { real_->mla_attention(args); });
+  note("mla_attention", cost_of(args.w_uk) + cost_of(args.w_uv), [&] { real_->mla_attention(args); });
 }
 
 void RehearsalOps::route(const RouteArgs& args) {
-  note("route", bytes_of(*args.gate) + bytes_of_norm(args.n_experts), [&] { real_->route(args); });
+  note("route", cost_of(*args.gate) + cost_of_norm(args.n_experts), [&] { real_->route(args); });
 }
 
 const int32_t* RehearsalOps::chosen(const int32_t* by_router) const {
@@ -98,67 +101,69 @@ const int32_t* RehearsalOps::chosen(const int32_t* by_router) const {
 void RehearsalOps::experts(const ExpertsArgs& args) {
   ExpertsArgs with = args;
   with.expert = chosen(args.expert);
-  expert_bytes_ = bytes_of(args.gate_up.host[0]) + bytes_of(args.down.host[0]);
-  note("experts", bytes_of(*args.shared_gate_up) + bytes_of(*args.shared_down), [&] { real_->experts(with); });
+  const OpCost expert = cost_of(args.gate_up.host[0]) + cost_of(args.down.host[0]);
+  expert_bytes_ = expert.bytes;
+  const OpCost of_row{0, static_cast<double>(args.k) * expert.weights};
+  note("experts", cost_of(*args.shared_gate_up) + cost_of(*args.shared_down) + of_row, [&] { real_->experts(with); });
   ++layer_;
 }
 
 void RehearsalOps::count_experts(const CountExpertsArgs& args) {
   CountExpertsArgs with = args;
   with.expert = chosen(args.expert);
-  note("count_experts", 0, [&] { real_->count_experts(with); });
+  note("count_experts", {}, [&] { real_->count_experts(with); });
 }
 
 void RehearsalOps::logits(const LinearArgs& args) {
-  note("logits " + shape_of(*args.weight), bytes_of(*args.weight), [&] { real_->logits(args); });
+  note("logits " + shape_of(*args.weight), cost_of(*args.weight), [&] { real_->logits(args); });
 }
 
 void RehearsalOps::sum_ranks(const SumRanksArgs& args) {
-  note("sum_ranks", 0, [&] { real_->sum_ranks(args); });
+  note("sum_ranks", {}, [&] { real_->sum_ranks(args); });
 }
 
 void RehearsalOps::gather_ranks(const GatherRanksArgs& args) {
-  note("gather_ranks", 0, [&] { real_->gather_ranks(args); });
+  note("gather_ranks", {}, [&] { real_->gather_ranks(args); });
 }
 
 void RehearsalOps::top_k(const TopKArgs& args) {
-  note("top_k", 0, [&] { real_->top_k(args); });
+  note("top_k", {}, [&] { real_->top_k(args); });
 }
 
 void RehearsalOps::sample(const SampleArgs& args) {
-  note("sample", 0, [&] { real_->sample(args); });
+  note("sample", {}, [&] { real_->sample(args); });
 }
 
 void RehearsalOps::logprobs(const LogprobArgs& args) {
-  note("logprobs", 0, [&] { real_->logprobs(args); });
+  note("logprobs", {}, [&] { real_->logprobs(args); });
 }
 
 void RehearsalOps::draft_context(const DraftContextArgs& args) {
-  note("draft_context", bytes_of_norm(args.head_dim), [&] { real_->draft_context(args); });
+  note("draft_context", cost_of_norm(args.head_dim), [&] { real_->draft_context(args); });
 }
 
 void RehearsalOps::draft_attention(const DraftAttentionArgs& args) {
-  note("draft_attention", 2 * bytes_of_norm(args.head_dim), [&] { real_->draft_attention(args); });
+  note("draft_attention", 2 * cost_of_norm(args.head_dim), [&] { real_->draft_attention(args); });
 }
 
 void RehearsalOps::build_trees(const BuildTreesArgs& args) {
-  note("build_trees", 0, [&] { real_->build_trees(args); });
+  note("build_trees", {}, [&] { real_->build_trees(args); });
 }
 
 void RehearsalOps::cut(const CutArgs& args) {
-  note("cut", 0, [&] { real_->cut(args); });
+  note("cut", {}, [&] { real_->cut(args); });
 }
 
 void RehearsalOps::lay_rows(const LayRowsArgs& args) {
-  note("lay_rows", 0, [&] { real_->lay_rows(args); });
+  note("lay_rows", {}, [&] { real_->lay_rows(args); });
 }
 
 void RehearsalOps::accept(const AcceptArgs& args) {
-  note("accept", 0, [&] { real_->accept(args); });
+  note("accept", {}, [&] { real_->accept(args); });
 }
 
 void RehearsalOps::commit(const CommitArgs& args) {
-  note("commit", 0, [&] { real_->commit(args); });
+  note("commit", {}, [&] { real_->commit(args); });
 }
 
 }  // namespace kdt

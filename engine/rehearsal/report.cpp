@@ -55,6 +55,17 @@ Json all(const std::vector<StepFigures>& steps, double bandwidth) {
   return list;
 }
 
+Json prefill_json(const PrefillFigures& of) {
+  return {{"tokens", of.tokens},
+          {"chunk", of.chunk},
+          {"ms", of.seconds * kMs},
+          {"host_ms", of.wall * kMs},
+          {"tokens_per_second", static_cast<double>(of.tokens) / of.seconds},
+          {"attention_ms", of.attention * kMs},
+          {"tflop", of.operations * 1e-12},
+          {"tflops", of.operations / of.seconds * 1e-12}};
+}
+
 Json model_json(const ModelConfig& c) {
   return {{"layers", c.n_layers},           {"dense_layers", c.n_dense_layers}, {"hidden", c.hidden_size},
           {"vocab", c.vocab_size},          {"heads", c.n_heads},               {"dense_width", c.dense_width},
@@ -67,6 +78,8 @@ Json model_json(const ModelConfig& c) {
 std::string rehearsal_json(const RehearsalPlan& plan, const RehearsalReport& report) {
   Json ops = Json::array();
   for (const StepOps& of : report.ops) ops.push_back(ops_json(of, report.read_bandwidth));
+  Json prefill = Json::array();
+  for (const PrefillFigures& of : report.prefill) prefill.push_back(prefill_json(of));
   Json draft = nullptr;
   if (report.draft)
     draft = {{"layers", report.draft->layers.size()},
@@ -100,7 +113,9 @@ std::string rehearsal_json(const RehearsalPlan& plan, const RehearsalReport& rep
                     {"steps", all(report.steps, report.read_bandwidth)},
                     {"rounds", all(report.rounds, report.read_bandwidth)},
                     {"ops", ops},
-                    {"left_out", report.left_out}};
+                    {"prefill", prefill},
+                    {"left_out", report.left_out},
+                    {"beyond_context", report.beyond_context}};
   return out.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -12,7 +12,8 @@ SMALL = ["--nodes", "1,4,9", "--prefixes", "70,200", "--streams", "1,3", "--over
 
 
 def rehearse(*arguments):
-  done = kdtree_run("bench", "--synthetic", "--backend", "cpu", *map(str, arguments), "--json")
+  prefill = [] if "--prompt-tokens" in arguments else ["--prompt-tokens", "none"]
+  done = kdtree_run("bench", "--synthetic", "--backend", "cpu", *map(str, arguments), *prefill, "--json")
   assert done.returncode == 0, done.stderr
   return json.loads(done.stdout)
 
@@ -51,6 +52,32 @@ def test_bytes_are_those_of_an_independent_count(tp, layers):
     assert 0 < step["fastest_ms"] <= step["ms"] and set(step["stages_ms"]) == {"verify", "sample"}
     if step["rows"] == 1:
       assert step["distinct_experts"] == 4
+
+
+def test_prefill():
+  config = json.loads((MODEL / "config.json").read_text())
+  found = rehearse("--model", MODEL, "--draft", DRAFT, "--tp", 2, "--layers", 3, "--nodes", "1", "--prefixes", "8", "--streams", "1",
+                   "--overlaps", "0", "--round-nodes", "none", "--op-nodes", "none", "--replays", "2", "--prompt-tokens", "50,150",
+                   "--chunk-tokens", "64,100")
+  assert [(of["tokens"], of["chunk"]) for of in found["prefill"]] == [(50, 50), (150, 64), (150, 100)]
+  draft = json.loads((DRAFT / "config.json").read_text())
+  hidden, width = config["hidden_size"], config["moe_intermediate_size"] // 2
+  attention = weight_bytes(config, 2, 1, 0) - weight_bytes(config, 2, 0, 0)    # of the dense layer, its norms too
+  norms = 4 * (2 * hidden + config["q_lora_rank"] + config["kv_lora_rank"])
+  dense = (attention - norms) // 2
+  moe = (weight_bytes(config, 2, 2, 0) - weight_bytes(config, 2, 1, 0) - norms - 4 * config["n_routed_experts"]) // 2
+  experts = 3 * hidden * width * config["num_experts_per_tok"]
+  kv = 2 * draft["num_key_value_heads"] * draft["head_dim"] // 2
+  taps = len({min(tap, 2) for tap in draft["dflash_config"]["target_layer_ids"]})    # of three layers
+  drafter = hidden * hidden * taps // 2 + draft["num_hidden_layers"] * kv * hidden
+  of_position = 3 * config["num_attention_heads"] // 2 * (2 * config["kv_lora_rank"] + config["qk_rope_head_dim"])
+  for of in found["prefill"]:
+    n = of["tokens"]
+    want = 2 * (n * (dense + 2 * (moe + experts) + drafter) + of_position * n * (n + 1) // 2)
+    assert of["tflop"] == pytest.approx(want * 1e-12)
+    assert 0 < of["attention_ms"] < 3 * of["ms"] and of["tokens_per_second"] == pytest.approx(n / of["ms"] * 1e3)
+  refused = kdtree_run("bench", "--synthetic", "--model", MODEL, "--prefixes", "8", "--prompt-tokens", "100000000")
+  assert refused.returncode == 1 and b"prompts: 100000000" in refused.stderr
 
 
 def test_distinct_experts_follow_overlap():
@@ -106,11 +133,11 @@ def test_tables_and_a_limit():
   (["--synthetic", "--model", MODEL, "--nodes", ","], 2, "--nodes: ,"),
   (["--synthetic", "--model", MODEL, "--overlaps", "1.5"], 2, "--overlaps: 1.5"),
   (["--synthetic", "--model", MODEL, "--round-nodes", "8"], 2, "--round-nodes"),
-  (["--synthetic", "--model", MODEL, "--prefixes", "4096"], 1, "prefixes: 4096 and nodes"),
+  (["--synthetic", "--model", MODEL, "--prefixes", "4096"], 1, "prefixes: 4096: expected at most"),
   (["--synthetic", "--model", MODEL, "--collectives", "nccl"], 2, "--collectives: nccl"),
 ])
 def test_bad_rehearsals(arguments, code, words):
-  within = ["--prefixes", "64"] if "--synthetic" in arguments else []
+  within = ["--prefixes", "64", "--prompt-tokens", "none"] if "--synthetic" in arguments else []
   done = kdtree_run("bench", "--backend", "cpu", *within, *map(str, arguments))
   done.stderr = done.stderr.decode()
   demand_refusal(done, words, code)

@@ -66,7 +66,7 @@ class Server {
       : tokenizer_(Tokenizer::load(models_directory() + "tiny-k2")), pages(n_pages, prefix_cache) {
     Stream stream;
     pages.take(1, stream.pages);
-    costs_.measure(*model.round, stream);
+    costs_.measure(*model.round, stream, 0.1);
     pages.give_back(stream.pages);
     stop_ids_ = model.target->config().eos_ids;
     batch = std::make_unique<Batch>(*model.round, costs_, pages, figures, tokenizer_, stop_ids_,
