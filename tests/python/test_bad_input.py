@@ -99,7 +99,7 @@ def test_a_prompt_that_leaves_no_room(tmp_path):
   (["--top-p", "0"], [FAILED, USAGE]),
   (["--min-p", "2"], [FAILED, USAGE]),
   (["--top-k", "-1"], [FAILED, USAGE]),
-  (["--seed", "-1"], [FAILED, USAGE]),
+  (["--seed", "1.5"], [FAILED, USAGE]),
   (["--budget", "1025"], [FAILED, USAGE]),
   (["--threads", "257"], [FAILED, USAGE]),
   (["--speculate", "fast"], [USAGE]),
