@@ -55,8 +55,7 @@ def setup(checkout, *arguments):
 def test_settings_are_a_reason_to_build(checkout):
   builds = [setup(checkout, *arguments)[1] for arguments in
             (["--cpu"], ["--cpu"], [], [], ["--tests"], ["--cpu"], ["--tests"], ["--tests"], [])]
-  cpu, plain, tests = (["-Dcuda=disabled", "-Dgpu_ptx=80"], ["-Dcuda=auto", "-Dgpu_ptx=80"],
-                       ["-Dcuda=auto", "-Dgpu_ptx="])
+  cpu, plain, tests = ["-Dcuda=disabled"], ["-Dgpu_ptx=80"], ["-Dgpu_ptx="]
   # What has the PTX of other cards does for the tests, too.
   assert builds == [cpu, [], plain, [], [], cpu, tests, [], plain]
 
