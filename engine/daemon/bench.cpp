@@ -72,7 +72,7 @@ void BenchCommand::declare() {
   flags.value("--prompts-per-kind", integer_form(prompts_per_kind, 1), "all", "Only the first N prompts of each kind");
   flags.value("--max-tokens", integer_form(max_tokens, 2), std::to_string(max_tokens), "Tokens to generate per prompt");
   flags.value("--repeat", integer_form(repeat, 1, 1000), std::to_string(repeat), "Runs of every prompt in every mode");
-  flags.value("--prefill", integer_form(prefill, 0, kMostPrefill), std::to_string(prefill),
+  flags.value("--prefill", integer_form(prefill, 0, kMostPrefill), std::to_string(prefill) + ", or the context but one",
               "Tokens of the prompt whose time to first token is measured; 0: none");
   flags.toggle("--ignore-eos", ignore_eos, "Decode past stop tokens, so that every mode does the same fixed work");
   sampling.declare(flags, "0");
@@ -170,11 +170,15 @@ void Bench::measure_prefill() {
   }
   report_.prefill.tokens = command_.prefill;
   for (size_t i = 0; i < n_runs; ++i) {
+    if (stderr_is_terminal()) {
+      std::cerr << "\rfirst token of " << wanted << ", run " << i + 1 << "/" << n_runs << " " << std::flush;
+    }
     // Each run starts one token later, so that nothing of an earlier one can be reused.
     const auto begin = text.begin() + static_cast<std::ptrdiff_t>(i);
     const std::vector<int32_t> ids(begin, begin + command_.prefill);
     report_.prefill.first_token_ms.push_back(generate(ids, Mode{"off", KDT_SPECULATE_OFF, 0}, 1).result.first_token_ms);
   }
+  if (stderr_is_terminal()) std::cerr << "\r\x1b[K" << std::flush;
 }
 
 void Bench::make_rows() {
@@ -232,6 +236,7 @@ int BenchCommand::run() {
   settle_modes();
   const Engine loaded(engine.to_options());
   const auto context = loaded.info().at("max_context").get<int64_t>();
+  if (!flags.given("--prefill")) prefill = static_cast<int32_t>(std::min<int64_t>(prefill, context - 1));
   if (prefill >= context)
     fail_usage(flags.source("--prefill"), std::to_string(prefill), "less than the context, " + std::to_string(context));
   std::vector<BenchPrompt> set = load_bench_prompts(loaded, prompts, kinds, prompts_per_kind);

@@ -74,7 +74,7 @@ std::string prefill_line(const PrefillFigures& prefill) {
   if (prefill.first_token_ms.empty()) return "";
   const Spread ms = spread_of(prefill.first_token_ms, Better::smaller);
   const Spread speed = spread_of(prefill_speeds(prefill), Better::larger);
-  return "prefill of " + std::to_string(prefill.tokens) + " tokens: first token after " + fixed(ms.best, 1) +
+  return "prefill of " + counted(prefill.tokens, "token") + ": first token after " + fixed(ms.best, 1) +
          " ms (median " + fixed(ms.median, 1) + "), " + fixed(speed.best, 0) + " tok/s (median " +
          fixed(speed.median, 0) + ")\n";
 }
@@ -114,7 +114,7 @@ Json row_json(const BenchReport& report, const BenchRow& row) {
 std::string bench_text(const BenchReport& report, const BenchSettings& settings, const Json& info) {
   std::string out = "model " + info_text(info, "model_path") + ", backend " + info_text(info, "backend") + " (" +
                     info_text(info, "cpu_target") + "), threads " + info_text(info, "threads") + "\n";
-  out += std::to_string(settings.n_prompts) + " prompts, " + std::to_string(settings.max_tokens) + " tokens each" +
+  out += counted(static_cast<int64_t>(settings.n_prompts), "prompt") + ", " + counted(settings.max_tokens, "token") + " each" +
          (settings.ignore_eos ? " (stop tokens ignored)" : ", or to the stop token") + ", repeats " +
          std::to_string(settings.repeat) + ", temperature " + fixed(settings.temperature, 2) + "\n\n";
   if (!report.rows.empty()) {

@@ -25,6 +25,8 @@ using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMostStreams = 64;
+// A page, which the prefix cache keeps, and a token.
+constexpr int32_t kLeastPrefill = 65;
 
 struct Sample {
   double tokens_per_second, round_ms, host_us, acceptance;
@@ -84,7 +86,7 @@ void StreamsBench::declare() {
                           }}, "off,auto; off with --model and no --draft", "Speculation modes, between commas");
   flags.value("--max-tokens", integer_form(max_tokens, 2), std::to_string(max_tokens), "Tokens to generate per stream");
   flags.value("--repeat", integer_form(repeat, 1, 1000), std::to_string(repeat), "Runs of every row");
-  flags.value("--prefill", integer_form(prefill, 65, 262144), std::to_string(prefill),
+  flags.value("--prefill", integer_form(prefill, kLeastPrefill, 262144), std::to_string(prefill) + ", or the context but two",
               "Tokens of the prompt whose first token is timed, cold and from the prefix cache");
   flags.value("--kinds", list_form(kinds, "LIST"), "all of the set", "Kinds of prompts, between commas: code,prose,chat");
   sampling.declare(flags, "0; the n-th stream's is n more");
@@ -195,6 +197,10 @@ int StreamsBench::run() {
   }
   const Engine loaded(engine.to_options());
   const auto context = loaded.info().at("max_context").get<int64_t>();
+  if (!flags.given("--prefill")) prefill = static_cast<int32_t>(std::min<int64_t>(prefill, context - 2));
+  if (prefill < kLeastPrefill)
+    fail_usage(flags.source("--max-context"), std::to_string(context), "at least " + std::to_string(kLeastPrefill + 2) +
+               ": a whole page, a token and two that follow");
   if (prefill + 2 > context)
     fail_usage(flags.source("--prefill"), std::to_string(prefill), "at most " + std::to_string(context - 2) +
                ": two tokens follow in a context of " + std::to_string(context));
@@ -207,7 +213,7 @@ int StreamsBench::run() {
   for (int32_t i = 0; i < repeat; ++i) {
     for (Row& row : rows) {
       if (stderr_is_terminal())
-        std::cerr << "\rrepeat " << i + 1 << "/" << repeat << ", " << row.streams << " streams, " << row.mode.name
+        std::cerr << "\rrepeat " << i + 1 << "/" << repeat << ", " << counted(row.streams, "stream") << ", " << row.mode.name
                   << "   " << std::flush;
       row.samples.push_back(measure(loaded, prompts, row, {row.mode, max_tokens, &sampling}, !engine.replay.empty()));
     }
@@ -238,10 +244,9 @@ int StreamsBench::run() {
                          {"engine", loaded.info()}};
     write_stdout(report.dump(2) + "\n");
   } else {
-    write_stdout(table.render(1) + "\nfirst token of " + std::to_string(prefill) + " tokens: cold " + fixed(cold, 1) +
+    write_stdout(table.render(1) + "\nfirst token of " + counted(prefill, "token") + ": cold " + fixed(cold, 1) +
                  " ms, prefix hit " + fixed(hit, 1) + " ms (medians of " + std::to_string(repeat + 2) +
-                 ")\nmedians of " + std::to_string(repeat) + " runs of " + std::to_string(max_tokens) +
-                 " tokens a stream\n");
+                 ")\nmedians of " + counted(repeat, "run") + " of " + counted(max_tokens, "token") + " a stream\n");
   }
   return kExitOk;
 }

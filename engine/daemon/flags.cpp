@@ -225,6 +225,12 @@ bool Flags::on_command_line(const std::string& name) const {
   return std::find(parsed.begin(), parsed.end(), command_.get_option(name)) != parsed.end();
 }
 
+std::vector<std::string> Flags::on_command_line() const {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command_.parse_order()) names.push_back(option->get_name());
+  return names;
+}
+
 std::string Flags::source(const std::string& name) const {
   return on_command_line(name) ? name : environment_name(name);
 }

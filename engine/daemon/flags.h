@@ -57,6 +57,8 @@ class Flags {
   bool given(const std::string& name) const;
   // Whether the flag stands on the command line (not only in the environment).
   bool on_command_line(const std::string& name) const;
+  // All that do, each with its dashes.
+  std::vector<std::string> on_command_line() const;
   // What a message calls the flag: its name, or the variable its value came from.
   std::string source(const std::string& name) const;
 

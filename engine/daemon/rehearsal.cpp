@@ -184,7 +184,19 @@ void RehearsalFlags::check_unused(const Flags& flags) const {
     if (flags.on_command_line(name)) fail_usage(name, "no rehearsal", "--synthetic beside it");
 }
 
+void RehearsalFlags::check_others(const Flags& flags) const {
+  static const std::vector<std::string> kShared{"--synthetic", "--json", "--model", "--draft", "--backend", "--device",
+                                                "--threads",   "--tp",   "--cpu-target", "--replay"};
+  const auto among = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  for (const std::string& name : flags.on_command_line())
+    if (!among(kShared, name) && !among(names_, name))
+      fail_usage(name, "of no use", "none beside --synthetic, whose flags bench --help lists last");
+}
+
 int RehearsalFlags::run(const Flags& flags, const EngineFlags& engine, bool json) {
+  check_others(flags);
   if (engine.model.empty() == preset.empty())
     fail_usage("--model and --preset", preset.empty() ? "neither" : "both", "one of them beside --synthetic");
   if (!engine.replay.empty()) fail_usage("--replay", engine.replay, "none beside --synthetic, which measures");

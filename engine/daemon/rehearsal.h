@@ -27,6 +27,9 @@ struct RehearsalFlags {
   int run(const Flags& flags, const EngineFlags& engine, bool json);
 
  private:
+  // Throws when a flag of other benchmarks stands beside --synthetic on the command line.
+  void check_others(const Flags& flags) const;
+
   std::vector<std::string> names_;   // of the flags but --synthetic
 };
 

@@ -19,6 +19,7 @@
 #include "serve_log.h"
 #include "serve_options.h"
 #include "shutdown.h"
+#include "table.h"
 #include "throughput_log.h"
 #include "workers.h"
 
@@ -145,7 +146,7 @@ int ServeCommand::run() const {
   const std::string name = protocol.model().names.front();
   const std::string backend = info.value("backend", std::string()) + " " + info.value("cpu_target", std::string());
   log.info("Serving " + name + " on " + url + " (kdtree-run " + kdt_version() + ", " + backend + ", " +
-               std::to_string(info.value("threads", 0)) + " threads)",
+               counted(info.value("threads", 0), "thread") + ")",
            {{"url", url}, {"model", name}, {"version", kdt_version()}});
   try {
     io.run();

@@ -99,12 +99,17 @@ void EngineRank::compare(const EngineOptions& o, const EngineConfigs& configs) c
 
 // One context at least; by default one for every stream, unless that is more than a rank's backend can spare.
 int64_t EngineRank::choose_pages(const EngineOptions& options, const EngineConfigs& configs) const {
-  if (options.kv_tokens > 0) return pages_for(options.kv_tokens);
   const ModelConfig& c = configs.model;
   size_t page_bytes = ops_->latent_page_bytes(c.kv_lora_rank, c.qk_rope_dim) * static_cast<size_t>(c.n_layers);
   if (drafter_) {
     const DraftConfig& d = drafter_->rank_config();
     page_bytes += ops_->draft_page_bytes(d.n_kv_heads, d.head_dim) * d.layers.size();
+  }
+  if (options.kv_tokens > 0) {
+    const auto most = static_cast<int64_t>(ops_->free_bytes() / page_bytes);
+    check_argument(pages_for(options.kv_tokens) <= most, "kv_tokens", std::to_string(options.kv_tokens),
+                   "at most " + std::to_string(most * kPageTokens) + ", which fill the memory that is free");
+    return pages_for(options.kv_tokens);
   }
   const int64_t least = pages_for(configs.max_context);
   const auto affordable = static_cast<int64_t>(ops_->spare_bytes() / page_bytes);

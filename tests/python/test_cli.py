@@ -110,7 +110,7 @@ def test_usage_errors_name_the_flag(arguments, words):
     (["--prompt-file", "/dev/null"], ["/dev/null", "empty"]),
     (["--prompt-file", "no/such/file"], ["no/such/file", "readable"]),
     (["--prompt-file", "/"], ["/", "readable"]),
-    (["--prompt-file", RUN], [f"{RUN}: other bytes", "UTF-8 text"]),
+    (["--prompt-file", "/bin/true"], ["/bin/true: other bytes", "UTF-8 text"]),
     (["--prompt", "a", "--max-tokens", "2147483647"], []),
     (["--prompt", "a", "--cpu-target", "NONSENSE"], ["NONSENSE"]),
     (["--prompt", "a", "--max-context", "2", "--max-tokens", "8"], []),

@@ -124,6 +124,8 @@ def test_tables_and_a_limit():
   (["--synthetic", "--preset", "kimi-k2.6", "--model", MODEL], 2, "--model and --preset: both"),
   (["--preset", "kimi-k2.6"], 2, "--preset: no rehearsal: expected --synthetic"),
   (["--layers", "8"], 2, "--layers: no rehearsal: expected --synthetic"),
+  (["--synthetic", "--model", MODEL, "--repeat", "3"], 2, "--repeat: of no use"),
+  (["--synthetic", "--model", MODEL, "--max-context", "64"], 2, "--max-context: of no use"),
   (["--synthetic", "--preset", "kimi-k9"], 1, "preset: kimi-k9"),
   (["--synthetic", "--model", MODEL, "--tp", "3"], 1, "tp: 3: expected a divisor of vocab_size"),
   (["--synthetic", "--model", MODEL, "--tp", "2", "--rank", "2"], 1, "rank: 2: expected 0 to 1"),
