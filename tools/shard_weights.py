@@ -30,7 +30,7 @@ checkout_python.demand("pyclient", "tqdm")
 from pyclient._errors import KdtreeError
 from sharding.library import Sharding, file_checksum
 from sharding.rank_files import JOURNAL, MANIFEST, PARTIAL, Journal, RankFiles, ShardError, header_of, write_whole
-from sharding.work import Work
+from sharding.work import CtrlC, Work
 
 CONFIG, DRAFT_CONFIG = "config.json", "draft_config.json"
 COPIED = (CONFIG, "generation_config.json", "tiktoken.model", "tokenizer_config.json", "chat_template.jinja",
@@ -160,7 +160,7 @@ def resume(work: Work, journal: Journal) -> None:
   journal.trust()
 
 
-def shard(args: argparse.Namespace, sharding: Sharding) -> None:
+def shard(args: argparse.Namespace, sharding: Sharding, ctrl_c: CtrlC) -> None:
   check_places(args)
   check_disk(args.out, sharding.plan)
   args.out.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def shard(args: argparse.Namespace, sharding: Sharding) -> None:
     (args.out / MANIFEST).unlink(missing_ok=True)  # of a run that was killed after its last step but one
     files = RankFiles(args.out, sharding.plan, writing=True)
     try:
-      work = Work(sharding, files, args.jobs)
+      work = Work(sharding, files, args.jobs, ctrl_c)
       resume(work, journal)
       tensors = range(len(sharding.plan["tensors"]))
       print(f"{len(tensors) - len(journal.finished)} of {len(tensors)} tensors to make, "
@@ -193,7 +193,7 @@ def shard(args: argparse.Namespace, sharding: Sharding) -> None:
     journal.close()
 
 
-def verify(args: argparse.Namespace, sharding: Sharding) -> None:
+def verify(args: argparse.Namespace, sharding: Sharding, ctrl_c: CtrlC) -> None:
   """Every byte of OUT against the checkpoint and against the manifest."""
   path = args.out / MANIFEST
   try:
@@ -217,7 +217,7 @@ def verify(args: argparse.Namespace, sharding: Sharding) -> None:
       raise ShardError(f"{args.out / name}: another file: expected {source}")
   files = RankFiles(args.out, sharding.plan, writing=False)
   try:
-    wrong = Work(sharding, files, args.jobs).check(range(len(tensors)), expected, "verifying", compare=True)
+    wrong = Work(sharding, files, args.jobs, ctrl_c).check(range(len(tensors)), expected, "verifying", compare=True)
   finally:
     files.close()
   if wrong:
@@ -227,14 +227,14 @@ def verify(args: argparse.Namespace, sharding: Sharding) -> None:
 
 def main() -> int:
   args = parse_arguments()
-  signal.signal(signal.SIGINT, signal.default_int_handler)
+  ctrl_c = CtrlC()
   try:
     sharding = Sharding(args.checkpoint, args.draft, args.tp)
     if not (args.verify and not args.overwrite and (args.out / MANIFEST).exists()):
-      shard(args, sharding)
+      shard(args, sharding, ctrl_c)
       print(f"{args.out}: {args.tp} ranks, {gigabytes(sharding.plan['rank_bytes'])} each")
     if args.verify:
-      verify(args, sharding)
+      verify(args, sharding, ctrl_c)
   except (KdtreeError, ShardError) as error:
     print(f"error: {error}", file=sys.stderr)
     return 1

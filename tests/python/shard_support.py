@@ -26,7 +26,10 @@ def start_tool(tool, *arguments, **options):
 
 def tool(path, *arguments, timeout=600):
   with start_tool(path, *arguments) as process:
-    out, err = process.communicate(timeout=timeout)
+    try:
+      out, err = process.communicate(timeout=timeout)
+    finally:
+      process.kill()
   return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

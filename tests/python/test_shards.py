@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -250,12 +252,16 @@ def test_a_hub_s_links_and_spaces_in_names(tmp_path):
   assert contents(tmp_path / "with space") == contents(tmp_path / "plain")
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path):
-  import signal
-  with start_tool(SHARD, MODEL, tmp_path / "out", "--tp", "8", "--jobs", "1") as process:
+@pytest.mark.parametrize("milliseconds", [0, 1, 3, 10, 30])
+def test_ctrl_c_says_how_to_go_on(tmp_path, milliseconds):
+  with start_tool(SHARD, MODEL, tmp_path / "out", "--tp", "8", "--jobs", "2") as process:
     process.stdout.readline()
+    time.sleep(milliseconds / 1e3)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    try:
+      _, err = process.communicate(timeout=120)
+    finally:
+      process.kill()
   assert process.returncode in (0, 130), err
   assert "Traceback" not in err
   assert process.returncode == 0 or not (tmp_path / "out" / "manifest.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -17,12 +18,31 @@ class Stopped(Exception):
   """Another thread failed, or the run was interrupted."""
 
 
+class CtrlC:
+  """Ctrl-C as a flag: KeyboardInterrupt may come where the pool's locks are taken and leave them locked for good.
+
+  The second one ends the program where it is, as a kill would.
+  """
+
+  def __init__(self) -> None:
+    self.pressed = False
+    signal.signal(signal.SIGINT, self._press)
+
+  def _press(self, *_: object) -> None:
+    self.pressed = True
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+  def check(self) -> None:
+    if self.pressed:
+      raise KeyboardInterrupt
+
+
 class Work:
   """What the threads of one run share."""
 
-  def __init__(self, sharding: Sharding, files: RankFiles, jobs: int) -> None:
+  def __init__(self, sharding: Sharding, files: RankFiles, jobs: int, ctrl_c: CtrlC) -> None:
     self.plan = sharding.plan
-    self._sharding, self._files, self._jobs = sharding, files, jobs
+    self._sharding, self._files, self._jobs, self._ctrl_c = sharding, files, jobs, ctrl_c
     self._offsets = offsets_of(self.plan)
     self._stop = threading.Event()
     self._lock = threading.Lock()
@@ -99,13 +119,18 @@ class Work:
           ThreadPoolExecutor(self._jobs) as pool):
       futures: list[Any] = [pool.submit(one, tensor, bar) for tensor in tensors]
       try:
-        wait(futures, return_when=FIRST_EXCEPTION)
+        left = set(futures)
+        while left and not self._ctrl_c.pressed:
+          done, left = wait(left, timeout=0.1, return_when=FIRST_EXCEPTION)
+          if any(future.exception() for future in done):
+            break
       finally:
         self._stop.set()
         for future in futures:
           future.cancel()
       failures = [future.exception() for future in futures if future.done() and not future.cancelled()]
     self._stop.clear()
+    self._ctrl_c.check()
     for failure in failures:
       if failure is not None and not isinstance(failure, Stopped):
         raise failure
