@@ -4,6 +4,8 @@
 #include <chrono>
 #include <vector>
 
+#include "rehearsal/median.h"
+
 namespace kdt {
 namespace {
 
@@ -32,11 +34,6 @@ Taken run_chunks(Round& round, RehearsalOps& ops, Stream stream, const std::vect
       if (!op.name.starts_with("logits")) taken.weights += static_cast<double>(n) * op.cost.weights;
   }
   return taken;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 }  // namespace

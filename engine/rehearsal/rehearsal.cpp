@@ -13,6 +13,7 @@
 #include "model/kimi.h"
 #include "model/synthetic_weights.h"
 #include "rehearsal/first_layers.h"
+#include "rehearsal/median.h"
 #include "rehearsal/rehearsal_ops.h"
 #include "rehearsal/rehearsal_plan.h"
 #include "rehearsal/routing.h"
@@ -29,11 +30,6 @@ constexpr int kWarmUps = 2;
 constexpr size_t kPatternBytes = 32 << 20;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 double total(const StageSeconds& stages) { return std::accumulate(stages.seconds.begin(), stages.seconds.end(), 0.0); }
 
