@@ -24,7 +24,7 @@ struct OpCost {
 struct OpCalls {
   std::string name;            // "linear 2112x7168"
   int64_t calls = 0;
-  OpCost cost;
+  OpCost cost{};
 };
 
 class RehearsalOps final : public ForwardingOps {
