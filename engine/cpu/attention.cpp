@@ -254,7 +254,10 @@ size_t CpuOps::latent_scratch_bytes(int64_t rows, int64_t kv_lora, int64_t rope)
 }
 
 void CpuOps::latent_write(const LatentWriteArgs& args) {
-  if (args.q) rms_norm({args.rows.n, args.q_width, args.q, args.q_norm_weight, args.eps, args.q_out, {args.kv_stride}});
+  if (args.q) {
+    rms_norm({args.rows.n, args.q_b->n_in, args.q, args.q_norm_weight, args.eps, args.q_latent, {args.kv_stride}});
+    linear({args.rows.n, args.q_latent, args.q_b, args.q_out});
+  }
   const LatentLayout layout(args.kv_lora, args.rope.dim);
   for_rows(args.rows.n.now(), 32, [&](int64_t i, int t) {
     const float* in = static_cast<const float*>(args.kv) + i * args.kv_stride;

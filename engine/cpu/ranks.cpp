@@ -29,6 +29,8 @@ void CpuOps::sum_ranks(const SumRanksArgs& args) {
     float* to = out + (args.out_rows.index ? args.out_rows.index[i] : i) * stride;
     for (int64_t d = 0; d < args.width; ++d) to[d] = args.accumulate ? to[d] + from[d] : from[d];
   }
+  if (args.norm_weight)
+    rms_norm({args.n, args.width, args.out, args.norm_weight, args.eps, args.norm_out, args.out_rows, args.out_rows});
 }
 
 void CpuOps::gather_ranks(const GatherRanksArgs& args) {

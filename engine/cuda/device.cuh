@@ -50,6 +50,14 @@ __device__ inline uint4 load_once(const void* from) {
   return v;
 }
 
+// Asks for memory that will be read soon: it is in the L2 cache then, or on its way. What is written to it meanwhile is seen.
+// Whole pieces of 16 bytes, as aligned.
+__device__ inline void ask_for(const void* data, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(data), "r"(bytes) : "memory");
+#endif
+}
+
 // Asynchronous copies of 16 or 8 bytes to an address of shared memory, in groups: cp_async_wait<n> waits for all of this
 // thread's groups but the last n.
 __device__ inline void cp_async16(uint32_t shared, const void* from) {

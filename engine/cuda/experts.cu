@@ -26,6 +26,7 @@ constexpr int kStages = 4;               // of a warp's ring of weights
 constexpr int kWideTokens = 32;
 constexpr int64_t kFewItems = 40;        // of which every four slices have a block
 constexpr int64_t kWideFrom = 6;         // pairs an expert, from which items have up to 32
+constexpr int64_t kMostAsked = 8 << 20;  // of the shared expert's down
 constexpr int kCombineThreads = 128;
 constexpr size_t kMostShared = 99 << 10; // of a block, on any device
 
@@ -74,6 +75,8 @@ struct GateUp {
   Slicing slicing;
   float* sums;                           // [pairs][splits][2 * width]
   float* shared_sums;                    // [rows][splits][tiles * 16], tiles of gate and up in turns
+  const std::byte* shared_down;          // that of the shared expert, so many bytes: a block of its first tokens asks for a share
+  int32_t down_bytes, down_share;
 };
 
 struct Down {
@@ -193,6 +196,12 @@ __global__ void __launch_bounds__(kExpertThreads, kGroups == 1 ? 4 : 2)
 #pragma unroll
       for (int i = 0; i < kRing; ++i)
         if (begin + i < end) weight(ring + i * kStage, lane);
+      if (lane == 0 && begin + kRing < end)
+        ask_for(weight.fragments, (min(end * kStageSteps, p.shared.steps) - (begin + kRing) * kStageSteps) * kPieceBytes);
+      if (threadIdx.x == kWarp) {
+        const int from = static_cast<int>(blockIdx.x) * p.down_share;
+        if (from < p.down_bytes) ask_for(p.shared_down + from, min(p.down_share, p.down_bytes - from));
+      }
     }
     const int count = min(kTokens, p.routing.n.get() - group * kTokens);
     wait_for_previous();
@@ -537,16 +546,19 @@ void CudaOps::experts(const ExpertsArgs& args) {
                         args.gate_up.device, args.down.device, plan.list_size, plan.items, plan.pairs});
 
   const DenseShape shared_gate_up(*args.shared_gate_up, 2 * shared_width / kTileRows);
+  const DenseShape shared_down(*args.shared_down, tiles_of(args.hidden));
+  const int64_t down_bytes = std::min<int64_t>(packed_size(shared_down.tiles, shared_down.steps) * 2, kMostAsked);
   const int64_t shared_blocks = row_groups * shared_gate_up.tiles * plan.splits;
   const Slicing slicing{plan.splits > 1 ? kLogSplits : 0, plan.slices > 1 ? kLogSplits : 0};
   const GateUp first{routing, to32(args.n_experts), static_cast<const bf16*>(args.x), to32(args.hidden), gate_up,
-                     shared_gate_up, static_cast<uint32_t>(shared_blocks), slicing, plan.sums, plan.shared_sums};
+                     shared_gate_up, static_cast<uint32_t>(shared_blocks), slicing, plan.sums, plan.shared_sums,
+                     shared_down.fragments, to32(down_bytes),
+                     to32(divide_up(down_bytes, shared_gate_up.tiles * plan.splits * kPieceBytes) * kPieceBytes)};
   launch("gate_up_kernel", wide ? gate_up_kernel<kWideTokens / 8> : gate_up_kernel<1>,
          shared_blocks + plan.n_items * gate_up.tiles * plan.splits, gate_up_shared(plan.tokens / 8), stream_, first);
 
   // The fewer items, the fewer tiles a block: its share of weights pays for what all blocks of an item do alike.
   const int64_t tiles_a_warp = plan.n_pairs <= 16 ? 1 : plan.n_pairs <= 64 ? 2 : 4;
-  const DenseShape shared_down(*args.shared_down, tiles_of(args.hidden));
   const auto blocks_of = [&](int64_t tiles) { return divide_up(tiles, tiles_a_warp * kExpertWarps); };
   const Down second{routing, down, shared_down, static_cast<uint32_t>(row_groups * blocks_of(shared_down.tiles)),
                     static_cast<uint32_t>(blocks_of(down.tiles)), static_cast<uint32_t>(blocks_of(shared_down.tiles)),

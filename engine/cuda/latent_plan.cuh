@@ -262,13 +262,7 @@ __device__ inline int64_t pages_of(const Item& item) {
   return tile * kTile < min(item.end, item.visible) ? item.page_table[tile] : 0;
 }
 
-// Asks for memory that will be read soon: it is in the L2 cache then, or on its way. What is written to it meanwhile is seen.
-__device__ inline void ask_for(const void* data, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(data), "r"(bytes) : "memory");
-#endif
-}
-// The pages of an item's first two tiles.
+// Asks for the pages of an item's first two tiles.
 __device__ inline void ask_for_pages(const MlaFold& p, const Item& item, int64_t pages) {
   const int lane = threadIdx.x % kWarp;
   if (lane < 2 && item.begin + lane * kTile < min(item.end, item.visible))

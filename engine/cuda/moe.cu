@@ -41,6 +41,7 @@ __device__ inline uint32_t key_of(float value) {
 // that stand before it.
 __device__ inline int rank_among(const uint32_t* keys, int count, int mine, uint32_t key) {
   int rank = 0;
+#pragma unroll 8
   for (int i = 0; i < count; i += 4) {
     const uint4 four = *reinterpret_cast<const uint4*>(keys + i);
     const uint32_t other[4] = {four.x, four.y, four.z, four.w};

@@ -12,17 +12,20 @@ constexpr int kNormThreads = 1024;     // at most
 
 __device__ inline bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
+__device__ inline void to_floats(float (&v)[kChunk], const uint4& bits) {
+  const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(&bits);
+#pragma unroll
+  for (int j = 0; j < kChunk / 2; ++j) {
+    const float2 two = __bfloat1622float2(pairs[j]);
+    v[2 * j] = two.x, v[2 * j + 1] = two.y;
+  }
+}
+
 // Elements [kChunk i, kChunk (i + 1)) of a row of `width`, zeros past its end: the same values however it is aligned.
 __device__ inline void load_chunk(float (&v)[kChunk], const bf16* row, int i, int width, bool aligned) {
   const bf16* from = row + i * kChunk;
   if (aligned && (i + 1) * kChunk <= width) {
-    const uint4 bits = *reinterpret_cast<const uint4*>(from);
-    const auto* pairs = reinterpret_cast<const __nv_bfloat162*>(&bits);
-#pragma unroll
-    for (int j = 0; j < kChunk / 2; ++j) {
-      const float2 two = __bfloat1622float2(pairs[j]);
-      v[2 * j] = two.x, v[2 * j + 1] = two.y;
-    }
+    to_floats(v, *reinterpret_cast<const uint4*>(from));
   } else {
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) v[j] = i * kChunk + j < width ? __bfloat162float(from[j]) : 0.0f;
@@ -75,15 +78,18 @@ inline int64_t norm_threads(int64_t width) {
 
 // Row `row` by the block's first `threads` threads, all of whom call it. `before` is called when the weights are on their way,
 // and says whether there is such a row. Thread t sums the squares of chunks t, t + threads, … (its first one last), then lanes
-// and warps are added in their order: it follows from the width, as the number of threads does.
-template <class F>
-__device__ inline void norm_row(const Norm& p, int64_t row, int threads, const F& before) {
-  __shared__ float warp_sums[kNormThreads / kWarp];
+// and warps are added in their order: it follows from the width, as the number of threads does. `load(v, i)` gives a thread
+// its chunk i once, as it is or will be in x; what is not kept is read from there afterwards.
+template <class F, class L>
+__device__ inline void norm_row(const Norm& p, int64_t row, int threads, const F& before, const L& load) {
+  __shared__ __align__(16) float warp_sums[kNormThreads / kWarp];
   const int n_chunks = static_cast<int>(divide_up(p.width, kChunk));
   const int first = threadIdx.x, step = threads;
   const bool weight_aligned = aligned16(p.weight), taking = first < threads;
   float v[kChunk] = {}, w[kChunk] = {};
   if (taking && first < n_chunks) load_chunk(w, p.weight, first, p.width, weight_aligned);
+  if (threadIdx.x < kNormThreads / kWarp) warp_sums[threadIdx.x] = 0;
+  __syncthreads();
   if (!before()) return;
   const bf16* x = p.x + row_at(p.x_rows, row, p.width);
   bf16* out = p.out + row_at(p.out_rows, row, p.width);
@@ -96,11 +102,11 @@ __device__ inline void norm_row(const Norm& p, int64_t row, int threads, const F
   if (taking) {
     float sum = 0;
     for (int i = first + step; i < n_chunks; i += step) {
-      load_chunk(v, x, i, p.width, x_aligned);
+      load(v, i);
       sum = squares(sum);
     }
     if (first < n_chunks) {   // last, as it stays in registers
-      load_chunk(v, x, first, p.width, x_aligned);
+      load(v, first);
       sum = squares(sum);
     }
     sum = warp_sum(sum);
@@ -109,7 +115,11 @@ __device__ inline void norm_row(const Norm& p, int64_t row, int threads, const F
   __syncthreads();
   if (!taking) return;
   float sum = 0;
-  for (int i = 0; i < step / kWarp; ++i) sum += warp_sums[i];
+#pragma unroll
+  for (int i = 0; i < kNormThreads / kWarp; i += 4) {   // past the last warp zeros, which change no bit
+    const float4 four = *reinterpret_cast<const float4*>(warp_sums + i);
+    sum += four.x, sum += four.y, sum += four.z, sum += four.w;
+  }
   const float scale = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, static_cast<float>(p.width)) + p.eps));
   const auto scaled = [&](int i) {
     float y[kChunk];
@@ -123,6 +133,14 @@ __device__ inline void norm_row(const Norm& p, int64_t row, int threads, const F
     load_chunk(w, p.weight, i, p.width, weight_aligned);
     scaled(i);
   }
+}
+
+template <class F>
+__device__ inline void norm_row(const Norm& p, int64_t row, int threads, const F& before) {
+  norm_row(p, row, threads, before, [&](float (&v)[kChunk], int i) {
+    const bf16* x = p.x + row_at(p.x_rows, row, p.width);
+    load_chunk(v, x, i, p.width, aligned16(x));
+  });
 }
 
 }  // namespace kdt::cuda

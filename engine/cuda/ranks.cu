@@ -1,5 +1,5 @@
 // Parts of a model over ranks: a rank's rows of the embedding, the sum of partials, columns side by side.
-#include "cuda/device.cuh"
+#include "cuda/norm.cuh"
 #include "cuda/rank_meeting.h"
 #include "cuda/ranks.cuh"
 
@@ -65,6 +65,51 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ S
       out[d] = __float2bfloat16_rn(p.accumulate ? __bfloat162float(out[d]) + sum[i] : sum[i]);
 }
 
+struct SumNorm {
+  Sum sum;
+  Norm norm;                           // of sum.out
+};
+
+// A block a row: its sums, then their norm. With one partial it leaves room for the next kernel's blocks beside it.
+template <bool kOne>
+__global__ void __maxnreg__(kOne ? 48 : 64) sum_norm_kernel(const __grid_constant__ SumNorm p) {
+  const Sum& s = p.sum;
+  const int64_t row = blockIdx.x;
+  const auto before = [&] {
+    const bool live = row < s.n.get();
+    wait_for_previous();
+    let_next_start();
+    return live;
+  };
+  norm_row(p.norm, row, blockDim.x, before, [&](float (&v)[kChunk], int i) {
+    const int width = p.norm.width;
+    float sum[kChunk];
+    const auto load_partial = [&](float (&to)[kChunk], int rank) {
+      const float* partial = static_cast<const float*>(s.partial[rank]) + row * s.width;
+      load_chunk(to, partial, i, width, aligned16(partial));
+    };
+    load_partial(sum, 0);
+    if constexpr (!kOne) {
+#pragma unroll 4
+      for (int rank = 1; rank < s.n_ranks; ++rank) {
+        load_partial(v, rank);
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j) sum[j] += v[j];
+      }
+    }
+    bf16* out = s.out + row_at(s.out_rows, row, s.width);
+    const bool out_aligned = aligned16(out);
+    if (s.accumulate) {
+      load_chunk(v, out, i, width, out_aligned);
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) sum[j] = v[j] + sum[j];
+    }
+    store_chunk(sum, out, i, width, out_aligned);
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) v[j] = __bfloat162float(__float2bfloat16_rn(sum[j]));
+  });
+}
+
 struct Gather {
   LiveRows n;
   int64_t width, row_width, first_column;   // columns of rank blockIdx.z begin at first_column + blockIdx.z * width
@@ -88,9 +133,10 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
 
 // A kernel behind a meeting waits for several streams, and so for their ends; any other overlaps the one before.
 template <class Args>
-void launch_met(const char* name, void (*kernel)(Args), dim3 grid, bool met, cudaStream_t stream, const Args& args) {
-  if (!met) return launch_overlapping(name, kernel, grid, kThreads, 0, stream, args);
-  kernel<<<grid, kThreads, 0, stream>>>(args);
+void launch_met(const char* name, void (*kernel)(Args), dim3 grid, unsigned threads, bool met, cudaStream_t stream,
+                const Args& args) {
+  if (!met) return launch_overlapping(name, kernel, grid, threads, 0, stream, args);
+  kernel<<<grid, threads, 0, stream>>>(args);
   launched(name);
 }
 
@@ -109,8 +155,13 @@ void CudaOps::sum_ranks(const SumRanksArgs& args) {
   const Sum sum{LiveRows(args.n), ranks_ ? ranks_->size() : 1, args.width,
                 ranks_ ? ranks_->everyones(args.partial) : RankPointers{args.partial}, static_cast<bf16*>(args.out),
                 args.accumulate, args.out_rows};
-  const dim3 grid(static_cast<unsigned>(args.n.most), blocks_of(args.width));
-  launch_met("sum_kernel", sum_kernel, grid, ranks_ != nullptr, stream_, sum);
+  const auto n = static_cast<unsigned>(args.n.most);
+  if (!args.norm_weight)
+    return launch_met("sum_kernel", sum_kernel, dim3(n, blocks_of(args.width)), kThreads, ranks_ != nullptr, stream_, sum);
+  const Norm norm{sum.n, static_cast<int32_t>(args.width), args.eps, sum.out, args.out_rows, args.norm_weight,
+                  static_cast<bf16*>(args.norm_out), args.out_rows};
+  launch_met("sum_norm_kernel", ranks_ ? sum_norm_kernel<false> : sum_norm_kernel<true>, dim3(n), static_cast<unsigned>(norm_threads(args.width)), ranks_ != nullptr,
+             stream_, SumNorm{sum, norm});
 }
 
 void CudaOps::gather_ranks(const GatherRanksArgs& args) {
@@ -120,7 +171,7 @@ void CudaOps::gather_ranks(const GatherRanksArgs& args) {
                       ranks_ ? ranks_->everyones(args.part) : RankPointers{args.part}, args.out};
   const dim3 grid(static_cast<unsigned>(args.n.most), blocks_of(args.width), ranks_ ? static_cast<unsigned>(args.n_ranks) : 1);
   launch_met("gather_kernel", args.element_bytes == 4 ? gather_kernel<uint32_t> : gather_kernel<uint16_t>, grid,
-             ranks_ != nullptr, stream_, gather);
+             kThreads, ranks_ != nullptr, stream_, gather);
 }
 
 }  // namespace kdt::cuda

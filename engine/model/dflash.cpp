@@ -81,14 +81,15 @@ void DFlash::propose(const DraftBlocks& blocks, const DraftCache& cache, float* 
   const auto eps = static_cast<float>(c.rms_norm_eps);
   const int64_t q_dim = c.n_heads * c.head_dim, kv_dim = c.n_kv_heads * c.head_dim, qkv_width = q_dim + 2 * kv_dim;
   auto* kv = qkv_.as<std::byte>() + static_cast<size_t>(q_dim) * ops_.activation_bytes();
-  target_.embed({blocks.n_rows, blocks.token, nullptr, nullptr, nullptr, nullptr}, x_.data(), parts_);
+  const auto norm = [&](const Buffer& weight) { return NextNorm{weight.as<float>(), eps, h_.data()}; };
+  target_.embed({blocks.n_rows, blocks.token, nullptr, nullptr, nullptr, nullptr}, x_.data(), parts_,
+                norm(layers_[0].input_norm));
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
     // Past the last layer's keys and values only the candidates' positions matter.
     const bool last = i + 1 == layers_.size();
     const Count n = last ? blocks.n_candidates : blocks.n_rows;
     const RowLayout rows{0, last ? blocks.row : every_row_.as<int32_t>()};
-    ops_.rms_norm({blocks.n_rows, c.hidden_size, x_.data(), layer.input_norm.as<float>(), eps, h_.data()});
     ops_.linear({n, h_.data(), &layer.q, qkv_.data(), false, rows, {qkv_width, rows.index}});
     ops_.linear({blocks.n_rows, h_.data(), &layer.kv, kv, false, {}, {qkv_width}});
     ops_.draft_attention({blocks.n_streams, c.block_size, blocks.start, blocks.streams, qkv_.data(),
@@ -97,10 +98,9 @@ void DFlash::propose(const DraftBlocks& blocks, const DraftCache& cache, float* 
                           static_cast<std::byte*>(cache.pages) + i * cache.layer_page_bytes, cache.page_stride,
                           max_context_, attention_work_.data(), attention_.data()});
     ops_.linear({n, attention_.data(), &layer.o, x_.data(), true, rows, rows, parts_.partial()});
-    parts_.sum(n, x_.data(), true, rows.index);
-    ops_.rms_norm({n, c.hidden_size, x_.data(), layer.post_norm.as<float>(), eps, h_.data(), rows, rows});
+    parts_.sum(n, x_.data(), true, norm(layer.post_norm), rows.index);
     ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data(), rows.index, parts_.partial()});
-    parts_.sum(n, x_.data(), true, rows.index);
+    parts_.sum(n, x_.data(), true, last ? NextNorm{} : norm(layers_[i + 1].input_norm), rows.index);
   }
   ops_.rms_norm({blocks.n_candidates, c.hidden_size, x_.data(), norm_.as<float>(), eps, h_.data(), {0, blocks.row}});
   parts_.logits(blocks.n_candidates, h_.data(), target_.lm_head(), logits);

@@ -91,14 +91,22 @@ Kimi::Kimi(Ops& ops, const ModelConfig& config, const WeightSource& read, int64_
                                                             c.n_shared_experts * c.expert_width, c.hidden_size));
 }
 
-void Kimi::embed(const Rows& rows, Act* out, RankParts& parts) {
+void Kimi::embed(const Rows& rows, Act* out, RankParts& parts, NextNorm norm) {
   ops_.embed({rows, embedding_, local_.hidden_size, out, parts.partial(), slice().rank * local_.vocab_size, local_.vocab_size});
-  parts.sum(rows.n, out, false);
+  parts.sum(rows.n, out, false, norm);
+}
+
+NextNorm Kimi::norm_for_layer(size_t index) const {
+  return index < layers_.size() ? next_norm(layers_[index].input_norm) : NextNorm{};
+}
+
+NextNorm Kimi::next_norm(const Buffer& weight) const {
+  return {weight.as<float>(), static_cast<float>(config_.rms_norm_eps), h_.data()};
 }
 
 void Kimi::forward(const ForwardArgs& args) {
   const ModelConfig& c = local_;
-  embed(args.rows, x_.data(), parts_);
+  embed(args.rows, x_.data(), parts_, norm_for_layer(0));
   size_t tap = 0;
   for (int64_t i = 0; i < c.n_layers; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
@@ -125,26 +133,24 @@ void Kimi::attention(const ForwardArgs& args, const Layer& layer, int64_t index)
   auto* scratch = static_cast<std::byte*>(args.cache.scratch) + static_cast<size_t>(index) * args.cache.layer_scratch_bytes;
   const auto* kv = qkv_a_.as<std::byte>() + static_cast<size_t>(c.q_lora_rank) * ops_.activation_bytes();
 
-  ops_.rms_norm({n, c.hidden_size, x_.data(), layer.input_norm.as<float>(), eps, h_.data()});
   ops_.linear({n, h_.data(), &layer.qkv_a, qkv_a_.data()});
   ops_.latent_write({args.rows, args.streams, kv, qkv_width, layer.kv_norm.as<float>(), eps, rope_.view(), c.kv_lora_rank,
-                     pages, args.cache.page_stride, scratch, qkv_a_.data(), c.q_lora_rank, layer.q_norm.as<float>(),
-                     q_lora_.data()});
-  ops_.linear({n, q_lora_.data(), &layer.q_b, q_.data()});
+                     pages, args.cache.page_stride, scratch, qkv_a_.data(), layer.q_norm.as<float>(), &layer.q_b,
+                     q_lora_.data(), q_.data()});
   ops_.mla_attention({args.rows, args.streams, q_.data(), layer.w_uk, layer.w_uv, c.n_heads, c.qk_nope_dim,
                       c.kv_lora_rank, c.v_head_dim, rope_.view(), score_scale_, pages, args.cache.page_stride, scratch,
                       max_context_, attention_work_.data(), attention_.data()});
   ops_.linear({n, attention_.data(), &layer.o, x_.data(), true, {}, {}, parts_.partial()});
-  parts_.sum(n, x_.data(), true);
+  parts_.sum(n, x_.data(), true, next_norm(layer.post_norm));
 }
 
 void Kimi::feed_forward(const ForwardArgs& args, const Layer& layer, int64_t index) {
   const ModelConfig& c = local_;
   const Count n = args.rows.n;
-  ops_.rms_norm({n, c.hidden_size, x_.data(), layer.post_norm.as<float>(), static_cast<float>(c.rms_norm_eps), h_.data()});
+  const NextNorm next = norm_for_layer(static_cast<size_t>(index) + 1);
   if (!layer.moe) {
     ops_.mlp({n, h_.data(), &layer.gate_up, &layer.down, mlp_.data(), x_.data(), nullptr, parts_.partial()});
-    parts_.sum(n, x_.data(), true);
+    parts_.sum(n, x_.data(), true, next);
     return;
   }
   ops_.route({n, h_.data(), &layer.gate, layer.bias.as<float>(), c.n_experts, c.n_experts_per_token, c.norm_topk_prob,
@@ -158,7 +164,7 @@ void Kimi::feed_forward(const ForwardArgs& args, const Layer& layer, int64_t ind
   ops_.experts({n, c.hidden_size, h_.data(), expert_.as<int32_t>(), expert_weight_.as<float>(), c.n_experts,
                 c.n_experts_per_token, layer.expert_gate_up, layer.expert_down, c.expert_width,
                 &layer.shared_gate_up, &layer.shared_down, experts_scratch_.data(), x_.data(), parts_.partial()});
-  parts_.sum(n, x_.data(), true);
+  parts_.sum(n, x_.data(), true, next);
 }
 
 }  // namespace kdt

@@ -49,8 +49,8 @@ class Kimi {
   void forward(const ForwardArgs& args);
   const ModelConfig& config() const { return config_; }   // of the whole model
   const RankSlice& slice() const { return parts_.slice(); }
-  // What the drafter shares with its target; `parts`: its own.
-  void embed(const Rows& rows, Act* out, RankParts& parts);
+  // What the drafter shares with its target; `parts` and `norm`: its own.
+  void embed(const Rows& rows, Act* out, RankParts& parts, NextNorm norm);
   const Matrix& lm_head() const { return lm_head_; }
 
  private:
@@ -68,8 +68,11 @@ class Kimi {
     Matrix shared_gate_up, shared_down;
   };
 
+  // From h_, the norm of x_, to x_ and the norm that is read next.
   void attention(const ForwardArgs& args, const Layer& layer, int64_t index);
   void feed_forward(const ForwardArgs& args, const Layer& layer, int64_t index);
+  NextNorm norm_for_layer(size_t index) const;   // past the last layer none
+  NextNorm next_norm(const Buffer& weight) const;
 
   Ops& ops_;
   ModelConfig config_, local_;       // of the whole model; with the rank's own widths

@@ -9,9 +9,13 @@ RankParts::RankParts(Ops& ops, RankSlice slice, int64_t max_rows, int64_t hidden
   logits_ = ops.allocate_for_ranks(static_cast<size_t>(max_logits * (vocab / slice.tp)) * sizeof(float));
 }
 
-void RankParts::sum(Count n, Act* out, bool accumulate, const int32_t* index) {
-  if (slice_.alone()) return;
-  ops_.sum_ranks({n, hidden_, partial(), out, accumulate, {0, index}});
+void RankParts::sum(Count n, Act* out, bool accumulate, NextNorm norm, const int32_t* index) {
+  const RowLayout rows{0, index};
+  if (slice_.alone()) {
+    if (norm.weight) ops_.rms_norm({n, hidden_, out, norm.weight, norm.eps, norm.out, rows, rows});
+    return;
+  }
+  ops_.sum_ranks({n, hidden_, partial(), out, accumulate, rows, norm.weight, norm.eps, norm.out});
   turn_ ^= 1;
 }
 

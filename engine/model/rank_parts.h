@@ -10,6 +10,13 @@
 
 namespace kdt {
 
+// The norm of what a sum gives, for the product that reads it next; without a weight none.
+struct NextNorm {
+  const float* weight = nullptr;
+  float eps = 0;
+  Act* out = nullptr;
+};
+
 class RankParts {
  public:
   // Of passes over up to `max_rows` rows, with logits of up to `max_logits` of them.
@@ -18,8 +25,8 @@ class RankParts {
   const RankSlice& slice() const { return slice_; }
   // For the next sum. There are two, in turn: the other ranks may still read the last one.
   float* partial() const { return partial_[turn_].as<float>(); }
-  // out (+)= every rank's partial.
-  void sum(Count n, Act* out, bool accumulate, const int32_t* index = nullptr);
+  // out (+)= every rank's partial, then the norm of the same rows. Of a model on one rank `out` is whole already.
+  void sum(Count n, Act* out, bool accumulate, NextNorm norm, const int32_t* index = nullptr);
   // out [n, vocab] = h lm_headᵀ, of a matrix that has this rank's part of the vocabulary.
   void logits(Count n, const Act* h, const Matrix& lm_head, float* out);
 

@@ -108,11 +108,12 @@ struct LatentWriteArgs {
   void* pages;               // this layer's part of page 0; page i is page_stride bytes further for every i
   size_t page_stride;
   void* scratch;             // this layer's scratch rows, latent_scratch_bytes()
-  // With q, as rms_norm would: the queries' latent of the same rows, kv_stride apart too, to q_out [n, q_width].
+  // With q, as rms_norm and linear would: the norm of the queries' latent of the same rows, kv_stride apart too, through q_b.
   const Act* q = nullptr;
-  int64_t q_width = 0;
-  const float* q_norm_weight = nullptr;
-  Act* q_out = nullptr;
+  const float* q_norm_weight = nullptr;   // [q_b's n_in]
+  const Matrix* q_b = nullptr;
+  Act* q_latent = nullptr;   // scratch [n, q_b's n_in]
+  Act* q_out = nullptr;      // [n, q_b's n_out]
 };
 
 // Absorbed multi-head latent attention, position-ordered: keys are folded in segments of 64 positions, ascending.

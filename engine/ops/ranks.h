@@ -14,6 +14,10 @@ struct SumRanksArgs {
   Act* out;
   bool accumulate;           // out += the sum, else out = the sum
   RowLayout out_rows = {};
+  // With a weight, then the norm of those rows as rms_norm gives it, to norm_out, laid out as out is.
+  const float* norm_weight = nullptr;   // [width]
+  float eps = 0;
+  Act* norm_out = nullptr;
 };
 
 // Every rank's columns side by side: out[i][r * width + j] = part of rank r [i][j].

@@ -83,7 +83,8 @@ void RehearsalOps::mlp(const MlpArgs& args) {
 }
 
 void RehearsalOps::latent_write(const LatentWriteArgs& args) {
-  note("latent_write", cost_of_norm(args.kv_lora + (args.q ? args.q_width : 0)), [&] { real_->latent_write(args); });
+  const OpCost queries = args.q ? cost_of_norm(args.q_b->n_in) + cost_of(*args.q_b) : OpCost{};
+  note("latent_write", cost_of_norm(args.kv_lora) + queries, [&] { real_->latent_write(args); });
 }
 
 void RehearsalOps::mla_attention(const MlaAttentionArgs& args) {
@@ -119,7 +120,7 @@ void RehearsalOps::logits(const LinearArgs& args) {
 }
 
 void RehearsalOps::sum_ranks(const SumRanksArgs& args) {
-  note("sum_ranks", {}, [&] { real_->sum_ranks(args); });
+  note("sum_ranks", args.norm_weight ? cost_of_norm(args.width) : OpCost{}, [&] { real_->sum_ranks(args); });
 }
 
 void RehearsalOps::gather_ranks(const GatherRanksArgs& args) {

@@ -58,13 +58,16 @@ KDT_HOOK const char* kdt_hook_latent_write(Backend* b, const RowsArgument* rows,
                                            int64_t n_streams, const Array* kv, int64_t kv_stride, const Array* norm_weight,
                                            float eps, const Array* cos, const Array* sin, int64_t rope, int64_t kv_lora,
                                            const Array* pages, int64_t page_stride, const Array* scratch, const Array* q,
-                                           int64_t q_width, const Array* q_norm_weight, const Array* q_out) {
+                                           const Array* q_norm_weight, int64_t q_b, const Array* q_out) {
   return guarded([&] {
     Staged s(*b);
+    const Matrix* matrix = q ? &b->matrix(q_b) : nullptr;
+    const size_t latents = matrix ? static_cast<size_t>(rows->n.most * matrix->n_in) * b->ops->activation_bytes() : 0;
     const LatentWriteArgs args{s.rows(rows), s.streams(page_tables, n_streams), s.act_in(kv), kv_stride,
                                s.in<float>(norm_weight), eps, {s.in<float>(cos), s.in<float>(sin), rope}, kv_lora,
                                s.out<std::byte>(pages), static_cast<size_t>(page_stride), s.out<std::byte>(scratch),
-                               s.act_in(q), q_width, s.in<float>(q_norm_weight), s.act_out(q_out)};
+                               s.act_in(q), s.in<float>(q_norm_weight), matrix, latents > 0 ? s.work(latents) : nullptr,
+                               s.act_out(q_out)};
     s.run([&](Ops& ops) { ops.latent_write(args); });
   });
 }

@@ -19,10 +19,12 @@ namespace {
 
 constexpr std::chrono::seconds kDeadline{60};
 
-// Every round has the first live[round] of `rows` rows of x, BF16 [rows, width]. Steps times x += Σ_ranks x weight[rank][step]ᵀ,
-// then out[round][rank] = x head[rank]ᵀ of all ranks side by side; rows that are not live are NaN.
+// Every round has the first live[round] of `rows` rows of x, BF16 [rows, width]. Steps times x += Σ_ranks h weight[rank][step]ᵀ
+// with h the norm of x, then out[round][rank] = h head[rank]ᵀ of all ranks side by side; rows that are not live are NaN.
 struct Chain {
   const bf16* x;
+  const float* norm;    // [width]
+  float eps;
   const bf16* weight;   // [ranks, steps, width, width]
   const bf16* head;     // [ranks, width / ranks, width]
   float* out;           // [rounds, ranks, rows, width]
@@ -50,7 +52,9 @@ void run_rank(const Chain& c, std::unique_ptr<Ops> ops, Communicator& comm) {
     weights.push_back(matrix(c.weight + (rank * c.steps + i) * c.width * c.width, c.width));
   const Matrix head = matrix(c.head + rank * (c.width / c.ranks) * c.width, c.width / c.ranks);
   const auto n = static_cast<size_t>(c.rows * c.width);
-  Buffer x = ops->allocate(n * ops->activation_bytes()), out = ops->allocate(n * sizeof(float));
+  Buffer x = ops->allocate(n * ops->activation_bytes()), h = ops->allocate(n * ops->activation_bytes());
+  Buffer out = ops->allocate(n * sizeof(float)), norm = ops->allocate(static_cast<size_t>(c.width) * sizeof(float));
+  ops->copy_in(norm, 0, c.norm, static_cast<size_t>(c.width) * sizeof(float));
   const Exchange live = ops->exchange(sizeof(int32_t));
   const Count count{c.rows, reinterpret_cast<const int32_t*>(live.device())};
   const std::vector<float> nan(n, std::numeric_limits<float>::quiet_NaN());
@@ -61,11 +65,12 @@ void run_rank(const Chain& c, std::unique_ptr<Ops> ops, Communicator& comm) {
     *reinterpret_cast<int32_t*>(live.host()) = c.live[round];
     ops->send(live, sizeof(int32_t));
     ops->submit(c.recorded ? &key : nullptr, [&] {
+      ops->rms_norm({count, c.width, x.data(), norm.as<float>(), c.eps, h.data()});
       for (const Matrix& weight : weights) {
-        ops->logits({count, x.data(), &weight, parts.partial()});
-        parts.sum(count, x.data(), true);
+        ops->logits({count, h.data(), &weight, parts.partial()});
+        parts.sum(count, x.data(), true, {norm.as<float>(), c.eps, h.data()});
       }
-      parts.logits(count, x.data(), head, out.as<float>());
+      parts.logits(count, h.data(), head, out.as<float>());
       ops->mark(Stage::verify);
     });
     ops->wait();
@@ -84,10 +89,11 @@ std::function<std::unique_ptr<Ops>(Communicator*)> make_ranks(const std::string&
 }  // namespace
 
 KDT_HOOK const char* kdt_hook_rank_chain(const char* target, int64_t ranks, int64_t rows, int64_t width, int64_t steps,
-                                         int recorded, const Array* live, const Array* x, const Array* weight,
-                                         const Array* head, const Array* out) {
+                                         int recorded, float eps, const Array* live, const Array* x,
+                                         const Array* norm, const Array* weight, const Array* head, const Array* out) {
   return guarded([&] {
-    const Chain chain{static_cast<const bf16*>(x->data), static_cast<const bf16*>(weight->data),
+    const Chain chain{static_cast<const bf16*>(x->data), static_cast<const float*>(norm->data), eps,
+                      static_cast<const bf16*>(weight->data),
                       static_cast<const bf16*>(head->data), static_cast<float*>(out->data),
                       static_cast<const int32_t*>(live->data), ranks, live->count<int32_t>(), rows, width, steps, recorded != 0};
     const auto comms = make_thread_communicators(static_cast<int>(ranks), kDeadline);

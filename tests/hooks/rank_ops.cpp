@@ -55,11 +55,12 @@ KDT_HOOK const char* kdt_hook_experts_partial(Backend* b, const CountArgument* n
 }
 
 KDT_HOOK const char* kdt_hook_sum_ranks(Backend* b, const CountArgument* n, int64_t width, const Array* partial,
-                                        const Array* out, int accumulate, const Array* out_index) {
+                                        const Array* out, int accumulate, const Array* out_index, const Array* norm_weight,
+                                        float eps, const Array* norm_out) {
   return guarded([&] {
     Staged s(*b);
     const SumRanksArgs args{s.count(n), width, s.out<float>(partial), s.act_out(out), accumulate != 0,
-                            {0, s.in<int32_t>(out_index)}};
+                            {0, s.in<int32_t>(out_index)}, s.in<float>(norm_weight), eps, s.act_out(norm_out)};
     s.run([&](Ops& ops) { ops.sum_ranks(args); });
   });
 }

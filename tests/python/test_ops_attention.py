@@ -42,9 +42,9 @@ class Mla:
     page, scratch, _ = backend.page_sizes(self.lora, self.rope, n_rows + SPARE)
     return Guarded((n_pages, page + 128), np.uint8, aligned=True), Guarded((scratch,), np.uint8, aligned=True)
 
-  def write(self, backend, rows, tables, kv, pages, scratch, q=(None, 0, None, None)):
-    padded = np.full((len(kv), self.lora + self.rope + 3), np.nan, np.float32)
-    padded[:, :-3] = kv
+  def write(self, backend, rows, tables, kv, pages, scratch, q=(None, None, 0, None), stride=None):
+    padded = np.full((len(kv), stride or self.lora + self.rope + 3), np.nan, np.float32)
+    padded[:, :kv.shape[1]] = kv
     backend.call("latent_write", rows, tables, len(tables), backend.rows_in(padded), padded.shape[1], self.norm, EPS,
                  self.cos, self.sin, self.rope, self.lora, pages, pages.array.strides[0], scratch, *q)
     assert (pages.check()[:, -128:] == 0xFF).all()
@@ -243,28 +243,33 @@ def test_draft_node_is_the_committed_token(backends, shape, style, seed, context
     layer.check(tree_bits[row_of[i]], want)
 
 
-@pytest.mark.parametrize("shape,width", [(SHAPES[0], 96), (SHAPES[2], 5), (SHAPES[4], 500)])
-def test_latent_write_with_the_norm_of_queries(backends, shape, width):
+@pytest.mark.parametrize("shape,width,n_out", [(SHAPES[0], 96, 40), (SHAPES[2], 5, 16), (SHAPES[4], 500, 33),
+                                               (SHAPES[0], 1536, 200), (SHAPES[4], 1536, 1536), (SHAPES[2], 1040, 97)])
+def test_latent_write_with_queries(backends, shape, width, n_out):
   """Both are what they are alone. Rows of queries are as far apart as those of kv."""
   rng = np.random.default_rng(width)
-  layer, n, tables = Mla(backends, rng, shape), 7, np.array([[1, 0]], np.int32)
-  kv, _ = layer.tokens(rng, n)
-  q = backends.normal(rng, n, kv.shape[1] + 3, scale=3)
+  layer, tables = Mla(backends, rng, shape), np.array([[1, 0]], np.int32)
   norm = rng.uniform(0.5, 1.5, width).astype(np.float32)
-  rows = Rows(np.arange(60, 60 + n), parent=[-1, 0, 1, 1, 0, -1, -1], visible=[61] * 5 + [66, 67])
-  for backend in backends:
-    want = layer.memory(backend, 2, n)
-    layer.write(backend, rows, tables, kv, *want)
-    want_q = backend.rms_norm(q[:, :width].copy(), norm, EPS)
+  bits, _ = bf16_matrix(rng, n_out, width, width ** -0.5)
+  for n in (1, 7, 8, 13, 21):
+    kv, _ = layer.tokens(rng, n)
+    q = backends.normal(rng, n, (max(kv.shape[1], width) + 15) // 8 * 8 + 3 * (n == 7), scale=3)
+    parents = [-1, *range(n - 1)]
+    rows = Rows(np.arange(60, 60 + n), parent=parents, visible=[61] * n)
+    for backend in backends:
+      q_b = backend.matrix(bits)
+      want = layer.memory(backend, 2, n)
+      layer.write(backend, rows, tables, kv, *want, stride=q.shape[1])
+      want_q = backend.linear(backend.rms_norm(q[:, :width].copy(), norm, EPS), q_b, n_out)
 
-    def both():
-      pages, scratch = layer.memory(backend, 2, n)
-      out = backend.rows_out((n, width))
-      layer.write(backend, rows, tables, kv, pages, scratch, (backend.rows_in(q), width, norm, out))
-      return pages.check(), scratch.check(), out.check()
+      def both():
+        pages, scratch = layer.memory(backend, 2, n)
+        out = backend.rows_out((n, n_out))
+        layer.write(backend, rows, tables, kv, pages, scratch, (backend.rows_in(q), norm, q_b, out), q.shape[1])
+        return pages.check(), scratch.check(), out.check()
 
-    for pages, scratch, out in (both(), with_spare(backend, both)):
-      assert same_bits(pages, want[0].array) and same_bits(scratch, want[1].array) and same_bits(out, want_q)
+      for pages, scratch, out in (both(), with_spare(backend, both)):
+        assert same_bits(pages, want[0].array) and same_bits(scratch, want[1].array) and same_bits(out, want_q)
 
 
 def test_commit_of_layers(backends):

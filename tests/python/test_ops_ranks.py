@@ -7,9 +7,11 @@ import pytest
 
 import op_hooks
 from op_checks import backends, bf16_matrix, int4_matrix, same_bits, with_spare
+from op_hooks import placed
 from reference import numbers
 
 ROWS = (1, 3, 8, 33)
+EPS = 1e-5
 
 
 def summed(backend, partial, initial, index=None):
@@ -17,8 +19,19 @@ def summed(backend, partial, initial, index=None):
   n, width = partial.shape
   out = backend.rows_out((n, width) if initial is None else initial.shape, fill=initial)
   backend.call("sum_ranks", backend.count(n), width, backend.rows_in(partial), out, initial is not None,
-               None if index is None else backend.rows_in(index, np.int32))
+               None if index is None else backend.rows_in(index, np.int32), None, 0.0, None)
   return out.check()
+
+
+def summed_and_normed(backend, partial, initial, norm, index=None):
+  """The same, and the norm of the rows that were summed, where they lie; other rows of it are zero."""
+  n, width = partial.shape
+  shape = (n, width) if initial is None else initial.shape
+  out = backend.rows_out(shape, fill=initial)
+  normed = backend.rows_out(shape, fill=None if index is None else np.zeros(shape, np.float32))
+  backend.call("sum_ranks", backend.count(n), width, backend.rows_in(partial), out, initial is not None,
+               None if index is None else backend.rows_in(index, np.int32), placed(norm), EPS, normed)
+  return out.check(), normed.check()
 
 
 def linear_partial(backend, x, weight, n_out):
@@ -56,6 +69,30 @@ def test_chosen_rows(backends):
   want = initial.copy()
   want[index] = backend.linear(np.ascontiguousarray(x[index]), weight, 40, np.ascontiguousarray(initial[index]))
   assert same_bits(got, want)
+
+
+@pytest.mark.parametrize("width", [7, 32, 200, 1031, 1536, 7168, 9000])
+def test_sum_and_norm(backends, width):
+  """A sum with the norm behind it is the sum, then rms_norm: of new rows, of a residual, and of chosen rows of one."""
+  rng = np.random.default_rng(width)
+  norm = rng.standard_normal(width).astype(np.float32)
+  for n in ROWS:
+    partial, initial = rng.standard_normal((n, width)).astype(np.float32), backends.normal(rng, n, width)
+    for backend in backends:
+      for residual in (initial, None):
+        out, normed = summed_and_normed(backend, partial, residual, norm)
+        assert same_bits(out, summed(backend, partial, residual))
+        assert same_bits(normed, backend.rms_norm(out, norm, EPS))
+      both = lambda b=backend: np.stack(summed_and_normed(b, partial, initial, norm))
+      assert same_bits(with_spare(backend, both), both())
+  partial, initial = rng.standard_normal((3, width)).astype(np.float32), backends.normal(rng, 9, width)
+  index = np.array([7, 2, 5], np.int32)
+  for backend in backends:
+    out, normed = summed_and_normed(backend, partial, initial, norm, index)
+    assert same_bits(out, summed(backend, partial, initial, index))
+    want = np.zeros_like(initial)
+    want[index] = backend.rms_norm(np.ascontiguousarray(out[index]), norm, EPS)
+    assert same_bits(normed, want)
 
 
 @pytest.mark.parametrize("hidden, width", [(32, 64), (256, 48)])
@@ -115,13 +152,13 @@ def test_gather(backends):
   assert same_bits(out.check(), want)
 
 
-def chain(target, recorded, live, x, weight, head):
+def chain(target, recorded, live, x, norm, weight, head):
   """What the ranks' last gather yields [rounds, ranks, rows, width], see kdt_hook_rank_chain."""
   ranks, steps, width, _ = weight.shape
   out = np.zeros((len(live), ranks, len(x), width), np.float32)
-  arrays = [ctypes.byref(op_hooks.Array(a)) for a in (np.array(live, np.int32), x, weight, head, out)]
+  arrays = [ctypes.byref(op_hooks.Array(a)) for a in (np.array(live, np.int32), x, norm, weight, head, out)]
   op_hooks.Backend.check(op_hooks.LIBRARY.kdt_hook_rank_chain, ctypes.c_char_p(target.encode()),
-                         *map(ctypes.c_int64, (ranks, len(x), width, steps)), ctypes.c_int(recorded), *arrays)
+                         *map(ctypes.c_int64, (ranks, len(x), width, steps)), ctypes.c_int(recorded), ctypes.c_float(EPS), *arrays)
   return out
 
 
@@ -129,24 +166,27 @@ def chain(target, recorded, live, x, weight, head):
 @pytest.mark.parametrize("rows, width, steps", [(1, 64, 6), (9, 200, 3), (70, 1032, 8)])
 def test_ranks_that_meet(backends, ranks, rows, width, steps):
   """Sums that follow one another at once, in work that is recorded and in work that is not: each is of this round's partials,
-  added in the order of ranks, on every rank alike."""
+  added in the order of ranks, on every rank alike; so are the norms between them."""
   rng = np.random.default_rng(rows)
   x = numbers.float_to_bf16(rng.standard_normal((rows, width)))
   weight = np.stack([[bf16_matrix(rng, width, width, 0.3 * (width * ranks) ** -0.5)[0] for _ in range(steps)]
                      for _ in range(ranks)])
   head = bf16_matrix(rng, width, width)[0].reshape(ranks, width // ranks, width)
+  norm = rng.standard_normal(width).astype(np.float32)
   backend = backends[1]
   now = numbers.bf16_to_float(x)
+  normed = backend.rms_norm(now, norm, EPS)
   for step in range(steps):
-    partials = [backend.logits(now, backend.matrix(weight[rank, step]), width) for rank in range(ranks)]
+    partials = [backend.logits(normed, backend.matrix(weight[rank, step]), width) for rank in range(ranks)]
     total = partials[0]
     for partial in partials[1:]:
       total = total + partial
     now = backends.act(now + total)
-  want = np.concatenate([backend.logits(now, backend.matrix(head[rank]), width // ranks) for rank in range(ranks)], axis=1)
+    normed = backend.rms_norm(now, norm, EPS)
+  want = np.concatenate([backend.logits(normed, backend.matrix(head[rank]), width // ranks) for rank in range(ranks)], axis=1)
   live = [rows, max(1, rows // 3), rows, 1, rows]
   for recorded in (False, True):
-    got = chain(backends.target, recorded, live, x, weight, head)
+    got = chain(backends.target, recorded, live, x, norm, weight, head)
     for n, of_round in zip(live, got, strict=True):
       for of_rank in of_round:
         assert same_bits(of_rank[:n], want[:n])
