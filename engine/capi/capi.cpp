@@ -102,6 +102,7 @@ void create(const kdt_engine_options& o, kdt_engine& handle) {
   if (o.replay_path) {
     handle.backend = replayed(handle.backend, o.replay_path);
     options.measure_seconds = kReplayMeasureSeconds;
+    options.on_clock = false;
   }
   const Launched here = o.launched ? launched() : Launched{};
   if (here.n_ranks > 1) {

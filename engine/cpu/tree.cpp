@@ -32,7 +32,8 @@ void CpuOps::cut(const CutArgs& args) {
     const TreeNodes nodes = args.nodes.from(plan.first);
     cut_trees_.push_back({args.n_nodes[i], nodes.parent, nodes.weight, plan.calibration, plan.budget > 0});
   }
-  *args.value = joint_cut_(cut_trees_, *args.tables);
+  const spec::Outlook outlook = joint_cut_(cut_trees_, *args.tables);
+  std::copy(outlook.tokens.begin(), outlook.tokens.end(), args.outlook);
   for (size_t i = 0; i < cut_trees_.size(); ++i) args.n_nodes[i] = static_cast<int32_t>(cut_trees_[i].n_nodes);
 }
 

@@ -14,9 +14,12 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kMaxNodes = 4096;           // of all automatic streams; of each its share at most: 64 of 64 streams
 
+constexpr int kPoints = static_cast<int>(spec::Outlook::kPoints);
+
 struct CutLaunch {
   CutArgs args;
   int64_t sizes[spec::CostTable::kEntries];   // CostTable::kRows
+  double points[kPoints];                     // Outlook::kNodes
 };
 
 // Of every stream; in dynamic shared memory behind the nodes.
@@ -94,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) cut_kernel(CutLaunch launch) {
   __syncthreads();
   const int32_t n_automatic = s.n_automatic;
   if (n_automatic == 0) {
-    if (thread == 0) *args.value = 0;
+    if (thread < kPoints) args.outlook[thread] = 0;
     return;
   }
   if (thread == 0) {
@@ -152,11 +155,12 @@ __global__ void __launch_bounds__(kThreads) cut_kernel(CutLaunch launch) {
   // The best number of nodes; of equals the least.
   const auto tokens_of = [&](int32_t n) { return n == 0 ? static_cast<double>(tables.n_roots) : s.least[n - 1]; };
   const auto seconds_of = [&](int32_t n) {
-    return tables.draft_seconds + spec::CostTable::at(s.sizes, s.costs, s.base_rows + n);
+    return spec::CostTable::at(s.sizes, s.costs, s.base_rows + n);
   };
+  const int32_t most = max(0, min(n_nodes, tables.most_rows - s.base_rows));
   double best = -INFINITY;
   int32_t best_n = 0;
-  for (int32_t i = thread; i <= n_nodes; i += kThreads) {
+  for (int32_t i = thread; i <= most; i += kThreads) {
     const double value = __dsub_rn(tokens_of(i), __dmul_rn(tables.lambda, seconds_of(i)));
     if (value > best) best = value, best_n = i;
   }
@@ -178,12 +182,14 @@ __global__ void __launch_bounds__(kThreads) cut_kernel(CutLaunch launch) {
   __syncthreads();
   for (int32_t i = thread; i < n; i += kThreads)
     if (shares[i].calibration >= 0) args.n_nodes[i] = shares[i].taken;
-  if (thread == 0) {
-    const int32_t n = s.best_n[0];
-    const double tokens = n == 0 ? static_cast<double>(tables.n_roots) : s.least[n - 1];
-    const double seconds = tables.draft_seconds + spec::CostTable::at(s.sizes, s.costs, s.base_rows + n);
-    const double plain_rounds = seconds / spec::CostTable::at(s.sizes, s.costs, s.base_rows);
-    *args.value = (tokens - tables.n_roots * plain_rounds) / static_cast<double>(n_automatic);
+
+#pragma unroll
+  for (int i = 0; i < kPoints; ++i) {     // constant places: launch parameters are not copied
+    if (thread != i) continue;
+    const double nodes = launch.points[i] * n_automatic;
+    const int32_t whole = min(static_cast<int32_t>(nodes), n_nodes);
+    const double rest = whole < n_nodes ? (nodes - whole) * (tokens_of(whole + 1) - tokens_of(whole)) : 0.0;
+    args.outlook[i] = (tokens_of(whole) - tables.n_roots + rest) / n_automatic;
   }
 }
 
@@ -191,8 +197,9 @@ __global__ void __launch_bounds__(kThreads) cut_kernel(CutLaunch launch) {
 
 void CudaOps::cut(const CutArgs& args) {
   if (args.n_streams.most == 0) return;
-  CutLaunch launch{args, {}};
+  CutLaunch launch{args, {}, {}};
   std::copy(spec::CostTable::kRows.begin(), spec::CostTable::kRows.end(), launch.sizes);
+  std::copy(spec::Outlook::kNodes.begin(), spec::Outlook::kNodes.end(), launch.points);
   const size_t shared = sizeof(Shared) + static_cast<size_t>(args.n_streams.most) * sizeof(StreamShare);
   const auto bytes = static_cast<int>(shared);
   check(cudaFuncSetAttribute(cut_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cut_kernel");

@@ -259,7 +259,7 @@ struct CutArgs {
   TreeNodes nodes;
   const spec::CutTables* tables;
   int32_t* n_nodes;          // in, out [n_streams]
-  double* value;             // out: what a draft was worth to each automatic stream, in tokens
+  double* outlook;           // out [spec::Outlook::kPoints]: its tokens
 };
 
 // The rows of the pass behind those of prompts: every stream's root and kept nodes, in the order of streams. Of all arrays the

@@ -7,6 +7,7 @@ namespace kdt {
 namespace {
 
 constexpr size_t kAdmissionsAStep = 16;    // looked at: the first of them run a round before the rest is
+constexpr uint64_t kCountEvery = 512;      // rounds: counting experts is recorded apart, which takes as long as several rounds
 
 double seconds_between(Request::Clock::time_point from, Request::Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
@@ -40,6 +41,8 @@ bool Batch::step(uint64_t cancelled_serial) {
   if (moves) {
     done_.host_seconds = seconds_between(start, Clock::now());
     run_round();
+  } else {
+    last_end_.reset();
   }
   if (schedule.preempt.empty()) admit(schedule.n_admit);
   drop_ended();
@@ -155,9 +158,8 @@ void Batch::plan_round(const Schedule& schedule) {
   for (const Schedule::Decode& decode : schedule.decode) {
     Sequence& s = *running_[decode.stream];
     pages_.take(decode.more_pages, s.stream.pages);
-    const DecodePlan plan = s.controller.plan(std::max<int64_t>(1, s.wanted()), decode.depths, decode.budget);
     decoding_.push_back(&s);
-    decode_tasks_.push_back({&s.stream, plan, s.settings().logprobs});
+    decode_tasks_.push_back({&s.stream, s.controller.plan(decode.depths, decode.budget), s.settings().logprobs});
   }
   for (const Schedule::Prefill& prefill : schedule.prefill) {
     Sequence& s = *running_[prefill.stream];
@@ -175,26 +177,39 @@ void Batch::plan_round(const Schedule& schedule) {
     prefilling_.push_back(&s);
     prefill_tasks_.push_back(task);
   }
+  plan_drafts(schedule.decode);
 }
 
-const spec::CutTables* Batch::make_cut() {
-  int64_t base_rows = static_cast<int64_t>(decode_tasks_.size()), depths = 0, n_drafts = 0, n_automatic = 0;
-  for (const PrefillTask& task : prefill_tasks_) base_rows += static_cast<int64_t>(task.tokens.size());
-  for (const DecodeTask& task : decode_tasks_) {
-    if (task.plan.budget == 0) continue;
-    ++n_drafts;
-    n_automatic += task.plan.calibration >= 0;
-    depths = std::max(depths, task.plan.depths);
+// Of the streams in mode auto, which share the time of their round.
+void Batch::plan_drafts(std::span<const Schedule::Decode> decode) {
+  const auto may_draft = [&](size_t i) {
+    return decoding_[i]->controller.may_draft(wanted(i), decode[i].depths, decode[i].budget);
+  };
+  DraftWish wish;
+  wish.n_streams = static_cast<int64_t>(decode_tasks_.size());
+  for (const PrefillTask& task : prefill_tasks_) wish.prompt_rows += static_cast<int64_t>(task.tokens.size());
+  for (size_t i = 0; i < decode_tasks_.size(); ++i) {
+    wish.n_fixed += decode_tasks_[i].plan.budget > 0;
+    wish.fixed_nodes += decode_tasks_[i].plan.budget;
+    if (!may_draft(i)) continue;
+    ++wish.n_may[DraftHabits::index(decoding_[i]->stream.sampling)];
+    wish.n_new += decoding_[i]->result.rounds == 0;
   }
-  if (n_automatic == 0) return nullptr;
-  cut_ = costs_.cut_tables(base_rows, static_cast<int64_t>(decode_tasks_.size()), depths, n_drafts, n_automatic);
-  return &cut_;
+  choice_ = habits_.choose(wish, costs_, round_);
+  for (size_t i = 0; choice_.any() && i < decode_tasks_.size(); ++i) {
+    if (!may_draft(i) || !choice_.drafts[DraftHabits::index(decoding_[i]->stream.sampling)]) continue;
+    decode_tasks_[i].plan = decoding_[i]->controller.plan(wanted(i), std::min(decode[i].depths, choice_.depths),
+                                                          std::min(decode[i].budget, choice_.tree_nodes));
+  }
+  if (!choice_.any()) return;
+  cut_ = costs_.cut_tables(wish.n_streams + wish.prompt_rows, wish.n_streams,
+                           round_.records() ? choice_.room : round_.limits().max_rows);
 }
 
 void Batch::run_round() {
   RoundPlan plan{decode_tasks_, prefill_tasks_};
-  plan.count_experts = n_rounds_++ % 64 == 0;
-  if (costs_.measured()) plan.cut = make_cut();
+  plan.count_experts = n_rounds_++ % kCountEvery == 0;
+  if (choice_.any()) plan.cut = &cut_;
   // A pass over prompts is long: readers need not wait for it.
   if (!prefill_tasks_.empty())
     for (const auto& sequence : running_) sequence->request->wake();
@@ -210,17 +225,23 @@ void Batch::run_round() {
     if (sequence->result.finish == Finish::none) sequence->request->update(sequence->result);
   }
   figures_.add_round(done_);
+  if (limits_.on_clock && last_end_ && prefill_tasks_.empty()) {
+    const double seconds = result.draft_seconds + result.verify_seconds;
+    costs_.observe_host(static_cast<int64_t>(decoding_.size()), seconds_between(*last_end_, Clock::now()) - seconds, seconds);
+  }
+  last_end_ = Clock::now();
 }
 
 void Batch::observe(const RoundResult& result) {
   double tokens = 0;
-  int64_t rows = 0, depths = 0;
+  int64_t rows = 0, depths = 0, deepest = 0;
   bool automatic = false;
   for (size_t i = 0; i < decoding_.size(); ++i) {
     const DecodeResult& decoded = result.decode[i];
     const size_t accepted = decoded.path.size() - 1;
     const int64_t budget = decode_tasks_[i].plan.budget;
-    if (decode_tasks_[i].plan.calibration >= 0) decoding_[i]->controller.decided(decoded.tree, result.cut_value);
+    if (decode_tasks_[i].plan.calibration >= 0)
+      for (const int32_t depth : decoded.tree.depth) deepest = std::max<int64_t>(deepest, depth);
     decoding_[i]->controller.observe(decoded);
     automatic |= decoding_[i]->controller.automatic();
     tokens += static_cast<double>(decoded.tokens.size());
@@ -239,9 +260,11 @@ void Batch::observe(const RoundResult& result) {
   for (const PrefillTask& task : prefill_tasks_) done_.prompt_tokens += static_cast<int64_t>(task.tokens.size());
   done_.distinct_experts = result.distinct_experts;
   done_.read_bytes = limits_.dense_bytes + limits_.expert_bytes * round_.expected_experts(rows + done_.prompt_tokens);
-  if (prefill_tasks_.empty()) costs_.observe_verify(rows, result.verify_seconds);
+  habits_.learn(result.outlook, deepest);
+  if (prefill_tasks_.empty()) costs_.observe_verify(rows, result.room, result.verify_seconds);
   if (done_.drafts > 0) costs_.observe_draft(depths, done_.drafts, result.draft_seconds);
-  if (automatic) costs_.observe_rate(tokens, result.draft_seconds + result.verify_seconds);
+  if (automatic)
+    costs_.observe_rate(tokens, result.draft_seconds + result.verify_seconds + costs_.host(done_.decode_streams));
 }
 
 }  // namespace kdt

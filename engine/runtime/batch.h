@@ -2,6 +2,7 @@
 // thread only; readers see requests, figures and nothing else.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "runtime/costs.h"
+#include "runtime/draft_habits.h"
 #include "runtime/figures.h"
 #include "runtime/pages.h"
 #include "runtime/round.h"
@@ -22,6 +24,7 @@ namespace kdt {
 struct BatchLimits {
   int64_t max_streams, prefill_chunk, max_context;
   double dense_bytes, expert_bytes;    // read by every pass; of one expert in every layer
+  bool on_clock = true;                // rounds take the time that they say, not that of another machine
 };
 
 class Batch {
@@ -52,9 +55,10 @@ class Batch {
   bool prefix_is_coming(const Sequence& sequence, int64_t known_blocks) const;
   void preempt(std::span<const size_t> streams);
   void admit(size_t n);
-  const spec::CutTables* make_cut();   // null: no stream of the round has a say
   void run_round();
   void plan_round(const Schedule& schedule);
+  void plan_drafts(std::span<const Schedule::Decode> decode);
+  int64_t wanted(size_t i) const { return std::max<int64_t>(1, decoding_[i]->wanted()); }
   void observe(const RoundResult& result);
   void after_decode(size_t i, const DecodeResult& decoded, Clock::time_point now);
   void after_prefill(size_t i, const PrefillResult& prefilled, Clock::time_point now);
@@ -77,6 +81,8 @@ class Batch {
   std::vector<std::unique_ptr<Sequence>> running_;   // in the order admitted
   std::vector<std::unique_ptr<Sequence>> ended_;
   uint64_t n_rounds_ = 0;
+  DraftHabits habits_;
+  std::optional<Clock::time_point> last_end_;   // of the round before, when there was one
 
   // Of the round in hand
   std::vector<RunningView> running_views_;
@@ -85,6 +91,7 @@ class Batch {
   std::vector<Sequence*> decoding_, prefilling_;
   std::vector<DecodeTask> decode_tasks_;
   std::vector<PrefillTask> prefill_tasks_;
+  DraftChoice choice_;
   spec::CutTables cut_;
   RoundFigures done_;
 };

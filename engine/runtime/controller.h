@@ -1,6 +1,8 @@
-// Speculation that never loses: decides before each round whether to draft and how deep, and after the draft how many
-// nodes to verify. Fixed modes (off, chain, tree) keep to what the request asked for. One thread (the decode thread).
+// What one request's drafts are to be. Fixed modes (off, chain, tree) keep to what it asked for; mode auto to what DraftHabits
+// chose for the streams of the round. One thread (the decode thread).
 #pragma once
+
+#include <algorithm>
 
 #include "runtime/costs.h"
 #include "runtime/request.h"
@@ -8,8 +10,8 @@
 
 namespace kdt {
 
-// The decisions of one request. Costs are the engine's; what the drafter's probabilities are worth is learnt apart for
-// greedy decoding and for each ranking at temperature > 0.
+// Costs are the engine's; what the drafter's probabilities are worth is learnt apart for greedy decoding and for each ranking at
+// temperature > 0.
 class Controller {
  public:
   Controller(RoundCosts& costs, const RequestSettings& settings, const Round& round);
@@ -19,24 +21,24 @@ class Controller {
   int64_t depths() const { return mode_ == Speculate::off ? 0 : max_depths_; }
   bool automatic() const { return mode_ == Speculate::automatic; }
 
-  // `wanted`: tokens the request still wants, at least 1; `depth_room`: positions behind the root that may be used;
-  // `budget`: nodes there is room for in the pass.
+  // Whether a draft may be worth it in mode auto. `wanted`: tokens the request still wants, at least 1; `depth_room`: positions
+  // behind the root that may be used; `budget`: nodes there is room for in the pass.
+  bool may_draft(int64_t wanted, int64_t depth_room, int64_t budget) const {
+    return automatic() && wanted > 1 && depth_room > 0 && std::min(budget, budget_) > 0;
+  }
+  // Of a mode other than auto; none of mode auto.
+  DecodePlan plan(int64_t depth_room, int64_t budget);
+  // Of mode auto: a draft.
   DecodePlan plan(int64_t wanted, int64_t depth_room, int64_t budget);
-  // In mode auto: what was verified of the tree, and what the draft turned out to be worth over a plain round.
-  void decided(const Tree& tree, double value);
   void observe(const DecodeResult& result);
 
  private:
-  bool wants_draft() const;
-
-  RoundCosts& costs_;
   Speculate mode_;
-  int64_t budget_, max_depths_, last_probe_ = 0;
+  int64_t budget_, max_depths_;
   bool spine_, noise_ranking_;
   int32_t calibration_index_;
   spec::Calibration& calibration_;
-  DraftHabit& habit_;
-  DecodePlan current_;
+  bool drafted_ = false;
 };
 
 }  // namespace kdt

@@ -2,35 +2,49 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <vector>
 
 #include "runtime/round.h"
 #include "spec/budget.h"
 #include "spec/cut.h"
+#include "spec/outlook.h"
 
 namespace kdt {
 
-// What drafting was lately worth in mode auto. It outlives a request: texts that follow each other are often alike, and a
-// request that starts from what is known need not find it out again.
-struct DraftHabit {
-  double value = 0;             // running: what choose_nodes expected of a draft, less what a plain round is worth
-  double last_value = 0;        // of the last draft alone
-  int64_t since_draft = 0;      // plain rounds since the last draft
-  int64_t probe_after = 8;      // plain rounds until the drafter is asked again
-  double nodes = 16, depth = 4; // lately chosen: recent largest, fading
+// A quantity by the number of streams, 1 to 64: points at powers of two, straight lines between.
+class ByStreams {
+ public:
+  static constexpr size_t kPoints = 7;
+  void set(int64_t streams, double value) { points_[index(streams)] = value; }   // a power of two
+  double at(int64_t streams) const;
+  // Moves the points beside by `rate` of the way that the value at `streams` is from `value`.
+  void follow(int64_t streams, double value, double rate);
+
+ private:
+  static size_t index(int64_t streams);   // of the last point that is not past it
+  std::array<double, kPoints> points_{};
 };
 
 class RoundCosts {
  public:
+  using Clock = std::chrono::steady_clock;
   // Measures behind a short prompt of arbitrary tokens. Passes of the larger sizes for which there is no time within `limit` seconds are guessed.
   void measure(Round& round, Stream& stream, double limit);
   bool measured() const { return !draft_.empty(); }
   const spec::CostTable& verify() const { return verify_; }
   double draft(int64_t depths, int64_t n_streams) const;   // seconds of draft and build
+  // Whether a draft that is less deep takes less time.
+  bool depth_counts() const { return draft_.back() > kSameDraft * draft_[1]; }
+  double host(int64_t n_streams) const { return host_.at(n_streams); }   // seconds between rounds
+  // What a round of n_streams that drafts costs over one that does not; n_fixed streams draft in any case.
+  spec::RoundPrices prices(int64_t n_streams, int64_t depths, int64_t n_drafts, int64_t n_fixed) const;
 
-  // A round without prompt tokens.
-  void observe_verify(int64_t rows, double seconds) { verify_.refine(rows, seconds); }
+  // A round without prompt tokens; `room`: of its pass.
+  void observe_verify(int64_t rows, int64_t room, double seconds);
   void observe_draft(int64_t depths, int64_t n_streams, double seconds);
+  // Between the last round and this one, which took `round_seconds`.
+  void observe_host(int64_t n_streams, double seconds, double round_seconds);
   // A round in which mode auto had a say.
   void observe_rate(double tokens, double seconds);
   // Committed tokens a second, of all streams together: λ.
@@ -39,21 +53,23 @@ class RoundCosts {
   // Which calibration a request's trees go by, of spec::kCalibrations.
   static int32_t calibration_of(const Sampling& sampling, bool noise_ranking);
   spec::Calibration& calibration(int32_t index) { return calibration_[static_cast<size_t>(index)]; }
-  // Of a round in which n_drafts streams draft up to `depths` positions, n_automatic of them in mode auto. Streams of fixed modes
-  // draft whatever the others do; their share of the draft is theirs.
-  spec::CutTables cut_tables(int64_t base_rows, int64_t n_roots, int64_t depths, int64_t n_drafts, int64_t n_automatic) const;
-  DraftHabit& habit(const Sampling& sampling) { return habit_[sampling.temperature > 0]; }
+  // Of a pass with room for `room` rows; base_rows of them, and n_roots of these, are verified in any case.
+  spec::CutTables cut_tables(int64_t base_rows, int64_t n_roots, int64_t room) const;
 
  private:
-  void record_rounds(Round& round, Stream& stream);
+  static constexpr double kSameDraft = 1.05;
+  void measure_verify(Round& round, const Stream& stream, Clock::time_point end);
+  void record_rounds(Round& round, const Stream& stream, Clock::time_point end);
+  double record(Round& round, const Stream& stream, int64_t n_streams, int64_t nodes);
 
   spec::CostTable verify_;
+  double padding_ = 0;                  // what a row that a pass has room for costs, in live rows
   std::vector<double> draft_;           // of one stream by depths, [0] unused
-  double draft_growth_ = 0.6;           // of a draft for each further stream, in drafts of one
-  bool growth_seen_ = false;
+  ByStreams crowd_;                     // of a draft of several streams, in drafts of one
+  bool crowd_known_ = false;
+  ByStreams host_;
   double tokens_ = 1, seconds_ = 1;     // running
   std::array<spec::Calibration, spec::kCalibrations> calibration_;
-  std::array<DraftHabit, 2> habit_;     // greedy; temperature > 0
 };
 
 }  // namespace kdt

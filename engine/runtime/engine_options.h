@@ -27,6 +27,7 @@ struct EngineOptions {
   std::optional<ToolFormat> tool_format; // unset: by the checkpoint's family
   LoadOptions load;
   double measure_seconds = 0;            // to measure what rounds cost in; 0: little beside the loading
+  bool on_clock = true;                  // false: the backend's rounds say what they take elsewhere
   // Tensor-parallel ranks: threads of this process, or, with a communicator (which outlives the engine), processes of which
   // this one is comm->rank(). An engine is rank 0; the others are Followers.
   int64_t tp = 1;

@@ -30,7 +30,7 @@ constexpr FigureFamily kFamilies[] = {
     {"spec_decode_num_accepted_tokens_per_pos_total", FigureKind::counter, "Draft nodes accepted, by depth from 0"},
     {"spec_tree_budget", FigureKind::gauge, "Draft nodes of a tree, mean of the last round that drafted"},
     {"spec_tree_nodes", FigureKind::histogram, "Draft nodes verified of a tree"},
-    {"spec_distinct_experts", FigureKind::histogram, "Distinct experts of a layer in one pass, mean over layers, one pass in 64"},
+    {"spec_distinct_experts", FigureKind::histogram, "Distinct experts of a layer in one pass, mean over layers, one pass in 512"},
     {"step_seconds", FigureKind::histogram, "Seconds of a round's stages"},
     {"iteration_tokens_total", FigureKind::histogram, "Prompt and generated tokens of a round"},
     {"time_to_first_token_seconds", FigureKind::histogram, "From submit to the first token"},

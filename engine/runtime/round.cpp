@@ -90,7 +90,8 @@ RoundResult Round::run(const RoundPlan& plan, StageSeconds& time) {
     result.verify_seconds += stages[stage];
   for (size_t i = 0; i < kStages; ++i)
     time.seconds[plan.decode.empty() ? static_cast<size_t>(Stage::prefill) : i] += stages.seconds[i];
-  result.cut_value = shape.cut ? *out_.cut_value.host : 0;
+  result.room = shape.rows;
+  if (shape.cut) std::copy_n(out_.outlook.host, spec::Outlook::kPoints, result.outlook.tokens.begin());
   if (plan.count_experts) {
     const int64_t first = target_.config().n_dense_layers;
     for (int64_t layer = first; layer < n_layers_; ++layer) result.distinct_experts += out_.distinct_experts[layer];
@@ -114,7 +115,7 @@ void Round::run_round(const Shape& s) {
   }
   ops_.build_trees({streams, in_.plan.device, s.depths, s.candidates, candidate_token_.as<int32_t>(),
                     candidate_log_q_.as<float>(), out_.nodes(), out_.n_nodes.device});
-  if (s.cut) ops_.cut({streams, in_.plan.device, out_.nodes(), in_.cut.device, out_.n_nodes.device, out_.cut_value.device});
+  if (s.cut) ops_.cut({streams, in_.plan.device, out_.nodes(), in_.cut.device, out_.n_nodes.device, out_.outlook.device});
   ops_.lay_rows({streams, in_.plan.device, in_.counts.device, out_.nodes(), out_.n_nodes.device, in_.token.device,
                  in_.position.device, in_.stream.device, in_.parent.device, in_.visible.device, in_.logits_row.device,
                  in_.sample_token.device, in_.sample_position.device, in_.sample_stream.device, in_.sample_parent.device,

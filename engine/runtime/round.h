@@ -73,7 +73,7 @@ struct PrefillTask {
 struct RoundPlan {
   std::span<const DecodeTask> decode;
   std::span<const PrefillTask> prefill;
-  // By what the nodes of streams with a calibration are cut; null: all are verified.
+  // By what the nodes of streams with a calibration are cut, also to its most_rows; null: all are verified.
   const spec::CutTables* cut = nullptr;
   bool count_experts = false;
 };
@@ -102,7 +102,8 @@ struct RoundResult {
   std::span<const DecodeResult> decode;
   std::span<const PrefillResult> prefill;
   double draft_seconds = 0, verify_seconds = 0;   // build counts with draft; sample, accept and commit with verify
-  double cut_value = 0;                // see spec::JointCut
+  int64_t room = 0;                    // rows that the pass had room for
+  spec::Outlook outlook;               // of a round with a cut, see spec::JointCut
   double distinct_experts = 0;         // of a layer in this pass, mean over layers; when they were counted
 };
 
@@ -123,14 +124,18 @@ class Round {
   // all prefill.
   RoundResult run(const RoundPlan& plan, StageSeconds& time);
 
-  // Seconds of a verify pass over `rows` rows, and of a draft of `depths` positions, behind the stream's tokens.
+  // Seconds of a verify pass over `rows` rows, and of a draft of `depths` positions by n_streams, behind the stream's tokens.
   double measure_verify(const Stream& stream, int64_t rows);
-  double measure_draft(const Stream& stream, int64_t depths);
+  double measure_draft(const Stream& stream, int64_t depths, int64_t n_streams);
 
   const RoundLimits& limits() const { return limits_; }
   int64_t capacity(int64_t rows) const { return ops_.capacity(rows); }
   // Whether the backend records the work of a round's shape: then capacities are more than counts.
   bool records() const { return capacity(kUncommonRows) != kUncommonRows; }
+  // Rows that the pass of a plan gets room for where it is recorded: few numbers of streams and of rows are told apart. The
+  // streams' `nodes` are their trees', a mean; `other_rows` those of prompts and given trees.
+  int64_t wide_streams(int64_t streams) const;
+  int64_t room(int64_t streams, int64_t nodes, int64_t other_rows) const;
   int64_t vocab_size() const { return vocab_; }
   // Distinct experts of a layer for that many rows, were routing uniform.
   double expected_experts(int64_t rows) const;

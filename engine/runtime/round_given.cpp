@@ -70,12 +70,15 @@ double Round::measure_verify(const Stream& stream, int64_t rows) {
   return stages[Stage::verify] + stages[Stage::sample];
 }
 
-double Round::measure_draft(const Stream& stream, int64_t depths) {
-  Stream copy = stream;
-  DecodeTask task{&copy, {}};
-  task.plan.budget = 2 * depths;
-  task.plan.depths = depths;
-  const Shape shape = lay_plan({{&task, 1}, {}});
+double Round::measure_draft(const Stream& stream, int64_t depths, int64_t n_streams) {
+  std::vector<Stream> copies(static_cast<size_t>(n_streams), stream);
+  std::vector<DecodeTask> tasks;
+  for (Stream& copy : copies) {
+    DecodeTask& task = tasks.emplace_back(DecodeTask{&copy, {}});
+    task.plan.budget = 2 * depths;
+    task.plan.depths = depths;
+  }
+  const Shape shape = lay_plan({tasks, {}});
   return execute(Work::draft, shape)[Stage::draft];
 }
 

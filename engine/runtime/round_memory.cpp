@@ -25,7 +25,7 @@ RoundInput::RoundInput(Ops& ops, const RoundSizes& sizes) {
 }
 
 RoundOutput::RoundOutput(Ops& ops, const RoundSizes& sizes) {
-  arrays.add(cut_value, 1);
+  arrays.add(outlook, spec::Outlook::kPoints);
   for (auto* one : {&n_rows, &n_logits, &n_sampled, &n_kept, &n_logprobs}) arrays.add(*one, 1);
   arrays.add(distinct_experts, sizes.layers);
   for (auto* streams : {&n_nodes, &n_path, &first_row}) arrays.add(*streams, sizes.streams);

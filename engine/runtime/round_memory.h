@@ -84,7 +84,7 @@ struct RoundInput {
 struct RoundOutput {
   explicit RoundOutput(Ops& ops, const RoundSizes& sizes);
   SharedArrays arrays;
-  Shared<double> cut_value;
+  Shared<double> outlook;                                     // [spec::Outlook::kPoints]
   Shared<int32_t> n_rows, n_logits, n_sampled, n_kept, n_logprobs;   // live counts
   Shared<int32_t> distinct_experts;                           // [layers]
   Shared<int32_t> n_nodes, n_path, first_row;                 // [streams]

@@ -33,6 +33,12 @@ Round::Shape Round::lay_plan(const RoundPlan& plan) {
   shape.count_experts = plan.count_experts;
   shape.cut = plan.cut && shape.drafts > 0;
   if (shape.cut) *in_.cut.host = *plan.cut;
+  if (shape.cut) {
+    // The cut keeps to this, whatever the trees' own size.
+    const int64_t rows = std::min<int64_t>(shape.rows, plan.cut->most_rows);
+    shape.logits -= shape.rows - rows;
+    shape.rows = shape.kept = rows;
+  }
   if (records() && shape.streams > 1) widen(shape);
   for (int64_t* count : {&shape.drafts, &shape.streams, &shape.rows, &shape.kept}) *count = ops_.capacity(*count);
   shape.rows = std::min(shape.rows, limits_.max_rows);
@@ -43,6 +49,14 @@ Round::Shape Round::lay_plan(const RoundPlan& plan) {
   // As many as a lone stream has rows: fewer shapes are recorded.
   if (shape.candidates > 1) shape.candidates = std::min(ops_.capacity(shape.candidates + 1), max_candidates_);
   return shape;
+}
+
+int64_t Round::wide_streams(int64_t streams) const { return records() && streams > 1 ? coarse(streams) : streams; }
+
+int64_t Round::room(int64_t streams, int64_t nodes, int64_t other_rows) const {
+  if (!records()) return std::min(streams * (nodes + 1) + other_rows, limits_.max_rows);
+  const int64_t wide = wide_streams(streams), rows = wide * (nodes + 1) + other_rows;
+  return std::min(ops_.capacity(wide > 1 ? coarse(rows) : rows), limits_.max_rows);
 }
 
 // Streams come and go, and their trees grow and shrink: rounds of several get few shapes, since recording one takes as long
@@ -119,7 +133,7 @@ void Round::lay_draft(std::span<const DecodeTask> tasks, Shape& shape) {
   *in_.n_drafts.host = static_cast<int32_t>(n);
   *in_.n_block_rows.host = *in_.n_candidate_rows.host = 0;
   if (n == 0) return;
-  if (records() && tasks.size() > 1) shape.depths = max_depths();
+  if (records()) shape.depths = max_depths();   // a draft that is less deep takes as long, near enough
   const DraftConfig& config = drafter_->config();
   *in_.n_block_rows.host = static_cast<int32_t>(n * config.block_size);
   *in_.n_candidate_rows.host = static_cast<int32_t>(n * shape.depths);

@@ -35,13 +35,15 @@ void Calibration::observe(double q, bool accepted) {
   counts_.mass[b] = counts_.mass[b] * kFade + q;
 }
 
-Choice choose_nodes(std::span<const double> gain, int64_t roots, int64_t base_rows, const double* verify,
-                    double draft_seconds, double lambda) {
+Choice choose_nodes(std::span<const double> gain, int64_t roots, int64_t base_rows, const double* verify, double lambda) {
+  const auto value_of = [&](double tokens, size_t n) {
+    return tokens - lambda * CostTable::at(verify, static_cast<double>(base_rows) + static_cast<double>(n));
+  };
   double tokens = static_cast<double>(roots);
-  Choice best{0, tokens, tokens - lambda * (draft_seconds + CostTable::at(verify, base_rows))};
+  Choice best{0, tokens, value_of(tokens, 0)};
   for (size_t n = 1; n <= gain.size(); ++n) {
     tokens += gain[n - 1];
-    const double value = tokens - lambda * (draft_seconds + CostTable::at(verify, base_rows + static_cast<int64_t>(n)));
+    const double value = value_of(tokens, n);
     if (value > best.value) best = {static_cast<int64_t>(n), tokens, value};
   }
   return best;

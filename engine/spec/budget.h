@@ -24,15 +24,15 @@ class CostTable {
   void set(int64_t rows, double seconds);        // one of kRows
   // A measured round: moves the neighbouring entries towards it; the last two when it is larger than all of them.
   void refine(int64_t rows, double seconds);
-  double at(int64_t rows) const { return at(seconds_.data(), rows); }
+  double at(int64_t rows) const { return at(seconds_.data(), static_cast<double>(rows)); }
   // Interpolated; past the last entry extrapolated by its slope.
-  static double at(const double* seconds, int64_t rows) { return at(kRows.data(), seconds, rows); }
+  static double at(const double* seconds, double rows) { return at(kRows.data(), seconds, rows); }
   // The same where kRows is not at hand; `sizes` is a copy of it.
-  KDT_HOST_DEVICE static double at(const int64_t* sizes, const double* seconds, int64_t rows) {
+  KDT_HOST_DEVICE static double at(const int64_t* sizes, const double* seconds, double rows) {
     size_t i = 1;
-    while (i + 1 < kEntries && sizes[i] < rows) ++i;
+    while (i + 1 < kEntries && static_cast<double>(sizes[i]) < rows) ++i;
     const double low = static_cast<double>(sizes[i - 1]), high = static_cast<double>(sizes[i]);
-    const double part = (static_cast<double>(rows) - low) / (high - low);
+    const double part = (rows - low) / (high - low);
     return seconds[i - 1] + part * (seconds[i] - seconds[i - 1]);
   }
   std::span<const double, kEntries> seconds() const { return seconds_; }
@@ -78,13 +78,12 @@ class Calibration {
 struct Choice {
   int64_t n_nodes;       // without the root
   double tokens;         // expected tokens committed, the bonus counted
-  double value;          // tokens - λ · seconds
+  double value;          // tokens - λ · seconds of the pass; the draft is made already
 };
 
 // The best n in [0, n_max] for nodes with `gain[i]` = probability that node i + 1 is accepted, of one stream or of several in
 // one order. `base_rows` are verified without any: the roots, and prompt tokens of the same pass; `roots` bonus tokens are sure.
 // `verify`: seconds by CostTable::kRows.
-Choice choose_nodes(std::span<const double> gain, int64_t roots, int64_t base_rows, const double* verify,
-                    double draft_seconds, double lambda);
+Choice choose_nodes(std::span<const double> gain, int64_t roots, int64_t base_rows, const double* verify, double lambda);
 
 }  // namespace kdt::spec

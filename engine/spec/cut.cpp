@@ -5,7 +5,7 @@
 
 namespace kdt::spec {
 
-double JointCut::operator()(std::span<CutTree> trees, const CutTables& tables) {
+Outlook JointCut::operator()(std::span<CutTree> trees, const CutTables& tables) {
   gains_.clear();
   merged_.clear();
   first_.clear();
@@ -30,7 +30,7 @@ double JointCut::operator()(std::span<CutTree> trees, const CutTables& tables) {
     }
   }
   first_.push_back(gains_.size());
-  if (n_automatic == 0) return 0;
+  if (n_automatic == 0) return {{}};
 
   // What is taken of a tree is its beginning, so that it stays a tree.
   const auto worse = [](const Head& a, const Head& b) { return a.gain != b.gain ? a.gain < b.gain : a.tree > b.tree; };
@@ -50,14 +50,23 @@ double JointCut::operator()(std::span<CutTree> trees, const CutTables& tables) {
     }
   }
 
-  const Choice choice =
-      choose_nodes(merged_, tables.n_roots, base_rows, tables.verify, tables.draft_seconds, tables.lambda);
-  const double seconds = tables.draft_seconds + CostTable::at(tables.verify, base_rows + choice.n_nodes);
-  const double plain_rounds = seconds / CostTable::at(tables.verify, base_rows);
+  const int64_t room = std::clamp<int64_t>(tables.most_rows - base_rows, 0, static_cast<int64_t>(merged_.size()));
+  const Choice choice = choose_nodes(std::span(merged_).first(static_cast<size_t>(room)), tables.n_roots, base_rows,
+                                     tables.verify, tables.lambda);
   for (CutTree& tree : trees)
     if (tree.drafted && tree.calibration >= 0) tree.n_nodes = 0;
   for (int64_t n = 0; n < choice.n_nodes; ++n) ++trees[taken_from_[static_cast<size_t>(n)]].n_nodes;
-  return (choice.tokens - tables.n_roots * plain_rounds) / static_cast<double>(n_automatic);
+
+  Outlook outlook;
+  double tokens = 0;
+  size_t n = 0;
+  for (size_t i = 0; i < Outlook::kPoints; ++i) {
+    const double nodes = Outlook::kNodes[i] * static_cast<double>(n_automatic);
+    for (; n < merged_.size() && static_cast<double>(n + 1) <= nodes; ++n) tokens += merged_[n];
+    const double rest = n < merged_.size() ? (nodes - static_cast<double>(n)) * merged_[n] : 0.0;
+    outlook.tokens[i] = (tokens + rest) / static_cast<double>(n_automatic);
+  }
+  return outlook;
 }
 
 }  // namespace kdt::spec

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "spec/budget.h"
+#include "spec/outlook.h"
 
 namespace kdt::spec {
 
@@ -15,11 +16,11 @@ constexpr int64_t kCalibrations = 3;   // greedy; temperature > 0, candidates ra
 // Decided by the host before the round. Times in seconds.
 struct CutTables {
   double lambda;                             // committed tokens a second
-  double draft_seconds;                      // of this round's draft, the automatic streams' share
   double verify[CostTable::kEntries];        // of a pass, by CostTable::kRows
   Calibration::Counts calibration[kCalibrations];
   int32_t base_rows;                         // verified in any case: prompt rows and every stream's root
   int32_t n_roots;                           // streams with a tree: each has a bonus token
+  int32_t most_rows;                         // that the pass has room for, base_rows and all
 };
 
 // One stream's tree, node 0 the root; calibration < 0: all of its nodes are verified.
@@ -32,11 +33,11 @@ struct CutTree {
 };
 
 // Nodes of all automatic streams in one order, best first, each stream's in its own order; then the best beginning of it by
-// choose_nodes. Lowers n_nodes of those trees. Returns what a draft was worth to each automatic stream: expected tokens less
-// those that rounds without a draft yield in the same time, whatever λ was of late; 0 when there is no such stream. Allocates nothing once its memory has grown.
+// choose_nodes, as far as there is room. Lowers n_nodes of those trees. Returns what verifying more or fewer of them was expected to
+// bring, a mean over the automatic streams; zeros when there is none. Allocates nothing once its memory has grown.
 class JointCut {
  public:
-  double operator()(std::span<CutTree> trees, const CutTables& tables);
+  Outlook operator()(std::span<CutTree> trees, const CutTables& tables);
 
  private:
   struct Head {

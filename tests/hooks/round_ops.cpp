@@ -47,11 +47,11 @@ KDT_HOOK const char* kdt_hook_build_trees(Backend* b, const CountArgument* n_str
 }
 
 KDT_HOOK const char* kdt_hook_cut(Backend* b, const CountArgument* n_streams, const Array* plan, const NodesArgument* nodes,
-                                  const Array* tables, const Array* n_nodes, const Array* value) {
+                                  const Array* tables, const Array* n_nodes, const Array* outlook) {
   return guarded([&] {
     Staged s(*b);
     const CutArgs args{s.count(n_streams), s.in<StreamPlan>(plan), nodes_in(s, nodes), s.in<spec::CutTables>(tables),
-                       s.out<int32_t>(n_nodes), s.out<double>(value)};
+                       s.out<int32_t>(n_nodes), s.out<double>(outlook)};
     s.run([&](Ops& ops) { ops.cut(args); });
   });
 }

@@ -5,13 +5,14 @@ import numpy as np
 
 from op_calls import SAMPLING
 from op_hooks import LIBRARY, NO_ID, Array, Arrays, Guarded, placed
+from reference.rounds import OUTLOOK
 
 # kdt::StreamPlan, kdt::RoundCounts and kdt::spec::CutTables
 PLAN = ("root", "length", "first", "budget", "draft", "depths", "spine", "calibration", "wants_logprobs")
 ROUND = ("n_decode", "n_prompt", "n_scored", "n_prompt_samples")
-TABLES = np.dtype([("lambda", np.float64), ("draft_seconds", np.float64), ("verify", np.float64, 19),
+TABLES = np.dtype([("lambda", np.float64), ("verify", np.float64, 19),
                    ("calibration", [("hits", np.float64, 24), ("mass", np.float64, 24)], 3), ("base_rows", np.int32),
-                   ("n_roots", np.int32)], align=True)
+                   ("n_roots", np.int32), ("most_rows", np.int32)], align=True)
 ROW_NAMES = ("token", "position", "stream", "parent", "visible", "logits_row", "sample_token", "sample_position",
              "sample_stream", "sample_parent")
 
@@ -70,16 +71,16 @@ class Round:
     return [tuple(c[f + 1:f + 1 + n] for c in self.nodes) for f, n in zip(self.first, self.n_nodes)]
 
   def cut(self, tables):
-    """tables: as in reference.rounds.joint_cut. -> (n_nodes, value)."""
+    """tables: as in reference.rounds.joint_cut. -> (n_nodes, outlook)."""
     argument = np.zeros(1, TABLES)
-    for name in ("lambda", "draft_seconds", "verify", "base_rows"):
+    for name in ("lambda", "verify", "base_rows", "most_rows"):
       argument[name] = tables[name]
     argument["calibration"]["hits"], argument["calibration"]["mass"] = tables["hits"], tables["mass"]
     argument["n_roots"] = self.n
-    n_nodes, value = self.ops.rows_out((self.n,), np.int32, self.n_nodes), Guarded((1,), np.float64)
-    self.ops.call("cut", self.count, self.plan_argument, Nodes(self.nodes), argument, n_nodes, value)
+    n_nodes, outlook = self.ops.rows_out((self.n,), np.int32, self.n_nodes), Guarded((len(OUTLOOK),), np.float64)
+    self.ops.call("cut", self.count, self.plan_argument, Nodes(self.nodes), argument, n_nodes, outlook)
     self.n_nodes = n_nodes.check().copy()
-    return self.n_nodes.tolist(), float(value.check()[0])
+    return self.n_nodes.tolist(), outlook.check().copy()
 
   def lay_rows(self, n_prompt, n_scored, n_prompt_samples):
     """-> {name: array behind the entries of prompts}."""

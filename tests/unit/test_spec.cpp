@@ -10,6 +10,8 @@
 
 #include "spec/accept.h"
 #include "spec/budget.h"
+#include "spec/cut.h"
+#include "spec/outlook.h"
 #include "spec/tree_build.h"
 
 using namespace kdt::spec;
@@ -173,15 +175,122 @@ TEST_CASE("the budget is the best of an exhaustive scan, even where a greedy sto
     }
     std::vector<double> gain;
     for (int n = 0; n < 40; ++n) gain.push_back(uniform(random) * (gain.empty() ? 1 : gain.back()));
-    const double lambda = 500 + 1500 * uniform(random), draft = 1e-3 * uniform(random);
-    const Choice choice = choose_nodes(gain, 1, 1, costs.seconds().data(), draft, lambda);
+    const double lambda = 500 + 1500 * uniform(random);
+    const Choice choice = choose_nodes(gain, 1, 1, costs.seconds().data(), lambda);
     double best = -1e30, tokens = 1;
     for (int64_t n = 0; n <= 40; ++n) {
       if (n > 0) tokens += gain[static_cast<size_t>(n - 1)];
-      best = std::max(best, tokens - lambda * (draft + costs.at(n + 1)));
+      best = std::max(best, tokens - lambda * costs.at(n + 1));
     }
     CHECK(choice.value == doctest::Approx(best));
   }
+}
+
+namespace {
+
+// A tree as build_tree gives it: prefix-closed, best first.
+struct RandomTree {
+  std::vector<int32_t> parent{-1};
+  std::vector<float> weight{0.0f};
+  RandomTree(std::mt19937& random, int n) {
+    std::uniform_real_distribution<float> uniform(0.05f, 1.0f);
+    for (int i = 1; i <= n; ++i) {
+      parent.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(i)));
+      weight.push_back(weight.back() - uniform(random));
+    }
+  }
+  CutTree cut_tree() const { return {static_cast<int64_t>(parent.size()) - 1, parent.data(), weight.data(), 0, true}; }
+  double gain(int64_t node) const { return std::exp(static_cast<double>(weight[static_cast<size_t>(node)])); }   // nothing is learnt yet
+};
+
+}  // namespace
+
+TEST_CASE("the joint cut is the best of all ways to share the room, and its outlook counts what they would bring") {
+  std::mt19937 random(11);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  for (int i = 0; i < 200; ++i) {
+    const RandomTree a(random, static_cast<int>(random() % 7)), b(random, static_cast<int>(random() % 7));
+    CutTables tables{};
+    double seconds = 0;
+    for (double& verify : tables.verify) verify = seconds += uniform(random);
+    tables.lambda = uniform(random);
+    tables.base_rows = tables.n_roots = 2;
+    tables.most_rows = 2 + static_cast<int32_t>(random() % 15);
+    std::array<CutTree, 2> trees{a.cut_tree(), b.cut_tree()};
+    const Outlook outlook = JointCut()(trees, tables);
+    const auto expected = [&](int64_t in_a, int64_t in_b) {
+      double tokens = 2;
+      for (int64_t n = 1; n <= in_a; ++n) tokens += a.gain(n);
+      for (int64_t n = 1; n <= in_b; ++n) tokens += b.gain(n);
+      return tokens;
+    };
+    const auto value = [&](int64_t in_a, int64_t in_b) {
+      return expected(in_a, in_b) - tables.lambda * CostTable::at(tables.verify, static_cast<double>(2 + in_a + in_b));
+    };
+    CHECK(2 + trees[0].n_nodes + trees[1].n_nodes <= tables.most_rows);
+    double best = -1e30, most = 0;
+    const int64_t size_a = a.cut_tree().n_nodes, size_b = b.cut_tree().n_nodes;
+    for (int64_t in_a = 0; in_a <= size_a; ++in_a)
+      for (int64_t in_b = 0; in_b <= size_b && 2 + in_a + in_b <= tables.most_rows; ++in_b) best = std::max(best, value(in_a, in_b));
+    for (int64_t in_a = 0; in_a <= std::min<int64_t>(2, size_a); ++in_a)
+      if (2 - in_a <= size_b) most = std::max(most, expected(in_a, 2 - in_a) - 2);
+    CHECK(value(trees[0].n_nodes, trees[1].n_nodes) == doctest::Approx(best));
+    if (size_a + size_b >= 2) CHECK(outlook.at(1) * 2 == doctest::Approx(most));
+    CHECK(outlook.at(63) * 2 == doctest::Approx(expected(size_a, size_b) - 2));
+  }
+}
+
+TEST_CASE("the room is the one of most tokens a second, none where plain rounds yield more") {
+  std::mt19937 random(12);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  int plain = 0;
+  for (int i = 0; i < 300; ++i) {
+    CostTable costs;
+    double seconds = 1e-3;
+    for (const int64_t rows : CostTable::kRows) {
+      costs.set(rows, seconds);
+      seconds += uniform(random) * 1e-3;
+    }
+    Outlook outlook;
+    double tokens = 0;
+    for (double& at : outlook.tokens) at = tokens += 0.4 * uniform(random);
+    const int64_t streams = 1 + static_cast<int64_t>(random() % 40), drafts = 1 + static_cast<int64_t>(random() % static_cast<uint32_t>(streams));
+    const int64_t base = streams + static_cast<int64_t>(random() % 30);
+    const RoundPrices prices{costs.seconds().data(), uniform(random), 4e-3 * uniform(random), 1e-3 * uniform(random)};
+    std::vector<int64_t> rooms;
+    for (int64_t rows = streams; rows < 600; rows += 1 + static_cast<int64_t>(random() % 90)) rooms.push_back(rows);
+    const Room room = choose_room(outlook, drafts, streams, base, prices, rooms);
+    const double without = static_cast<double>(streams) / (prices.host_seconds + costs.at(base));
+    double best = without;
+    int64_t rows = 0;
+    for (const int64_t one : rooms) {
+      if (one <= base) continue;
+      const double nodes = std::min(static_cast<double>(one - base), 63.0 * static_cast<double>(drafts));
+      const double full = static_cast<double>(base) + nodes, live = CostTable::at(costs.seconds().data(), full);
+      const double pass = live + prices.padding * (costs.at(one) - live);
+      const double rate = (static_cast<double>(streams) + static_cast<double>(drafts) * outlook.at(nodes / static_cast<double>(drafts))) /
+                          (prices.host_seconds + prices.draft_seconds + pass);
+      if (rate > best && rate > 1.03 * without) best = rate, rows = one;
+    }
+    CHECK(room.rows == rows);
+    CHECK(room.rate == doctest::Approx(best));
+    plain += rows == 0;
+  }
+  CHECK(plain > 30);
+  CHECK(plain < 270);
+}
+
+TEST_CASE("an outlook follows what drafts showed, and rises on beyond their trees") {
+  Outlook outlook;
+  CHECK(outlook.at(0) == 0);
+  CHECK(outlook.at(2.5) == doctest::Approx((outlook.at(2) + outlook.at(3)) / 2));
+  CHECK(outlook.at(1000) == outlook.at(63));
+  Outlook seen;
+  for (size_t i = 0; i < Outlook::kPoints; ++i) seen.tokens[i] = std::min(4.0, Outlook::kNodes[i]);
+  for (int i = 0; i < 100; ++i) outlook.follow(seen, 0.2, 4);
+  CHECK(outlook.at(3) == doctest::Approx(3));
+  CHECK(outlook.at(63) == doctest::Approx(4));
+  CHECK(std::is_sorted(outlook.tokens.begin(), outlook.tokens.end()));
 }
 
 TEST_CASE("costs interpolate between measured sizes and follow what rounds report, outliers aside") {

@@ -10,6 +10,7 @@ from . import tree
 
 COST_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 BINS, PRIOR = 24, 8.0
+OUTLOOK = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 32, 63)   # nodes a stream
 
 
 def build(plan, token, log_q):
@@ -36,9 +37,9 @@ def accept_probability(hits, mass, q):
 
 
 def joint_cut(plan, trees, tables):
-  """-> (n_nodes [streams], value, margin): expected tokens less lambda times seconds is largest.
+  """-> (n_nodes [streams], outlook [OUTLOOK], margin): expected tokens less lambda times seconds is largest, in most_rows rows.
 
-  tables: lambda, draft_seconds, verify, hits and mass [3][24], base_rows. margin: how near another answer was."""
+  tables: lambda, verify, hits and mass [3][24], base_rows, most_rows. margin: how near another answer was."""
   base, margin, gains = tables["base_rows"], np.inf, {}
   for i, (p, (_, parent, _, weight)) in enumerate(zip(plan, trees)):
     if p["budget"] > 0 and p["calibration"] < 0:
@@ -55,7 +56,7 @@ def joint_cut(plan, trees, tables):
         gains[i].append((gains[i][parent[node] - 1] if parent[node] else 1.0) * probability)
   n_nodes = [len(t[1]) for t in trees]
   if not gains:
-    return n_nodes, 0.0, margin
+    return n_nodes, np.zeros(len(OUTLOOK)), margin
   # Best first, each stream's nodes in their own order.
   at, order = dict.fromkeys(gains, 0), []
   while heads := [(-gains[i][at[i]], i) for i in gains if at[i] < len(gains[i])]:
@@ -63,22 +64,18 @@ def joint_cut(plan, trees, tables):
     margin = min([margin] + [h[0] - best[0] for h in heads if h[0] > best[0]])
     order.append(best[1])
     at[best[1]] += 1
-  at, tokens = dict.fromkeys(gains, 0), float(len(plan))
-  value = lambda n, draft: tokens - tables["lambda"] * (draft + seconds_at(tables["verify"], base + n))
-  values, expected = [value(0, tables["draft_seconds"])], [tokens]
-  for n, i in enumerate(order, 1):
-    tokens += gains[i][at[i]]
+  at, expected = dict.fromkeys(gains, 0), [float(len(plan))]
+  for i in order:
+    expected.append(expected[-1] + gains[i][at[i]])
     at[i] += 1
-    values.append(value(n, tables["draft_seconds"]))
-    expected.append(tokens)
+  room = min(len(order), max(0, tables["most_rows"] - base))
+  values = [expected[n] - tables["lambda"] * seconds_at(tables["verify"], base + n) for n in range(room + 1)]
   n = int(np.argmax(values))
   margin = min([margin] + [values[n] - v for v in values if v < values[n]])
   for i in gains:
     n_nodes[i] = order[:n].count(i)
-  # Less what rounds without a draft yield in the same time.
-  seconds = tables["draft_seconds"] + seconds_at(tables["verify"], base + n)
-  worth = expected[n] - len(plan) * seconds / seconds_at(tables["verify"], base)
-  return n_nodes, worth / len(gains), margin
+  accepted = np.interp(np.array(OUTLOOK) * len(gains), np.arange(len(expected)), np.array(expected) - len(plan))
+  return n_nodes, accepted / len(gains), margin
 
 
 def lay_rows(plan, trees, n_prompt, n_scored, n_prompt_samples):
