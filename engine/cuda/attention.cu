@@ -50,14 +50,6 @@ void run_fold(cudaStream_t stream, const MlaFold& fold, int64_t blocks, int64_t 
                      static_cast<size_t>(bytes), stream, fold);
 }
 
-// Whether a kernel's code is that of sm_90a.
-template <class Args>
-bool is_hopper(const char* name, void (*kernel)(Args)) {
-  cudaFuncAttributes compiled{};
-  check(cudaFuncGetAttributes(&compiled, kernel), name);
-  return compiled.binaryVersion == 90 && compiled.ptxVersion == 90;
-}
-
 // The fewer rows, the fewer a block: more blocks have more of the means under way, and W_UV is read more often.
 void merge_wide(cudaStream_t stream, const Merge& merge) {
   const int32_t n = merge.pass.rows;

@@ -31,6 +31,15 @@ __device__ inline void barrier_wait(uint64_t* barrier, int parity) {
 #endif
 }
 
+// A place in a ring of stages, and the parity of the phases of its barriers.
+template <int kStages>
+struct Place {
+  int at = 0, phase = 0;
+  __device__ void next() {
+    if (++at == kStages) at = 0, phase ^= 1;
+  }
+};
+
 // `threads` of a block meet at the named barrier. 0 is __syncthreads'.
 __device__ inline void meet(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");

@@ -112,6 +112,22 @@ bool has_clusters(const char* name, void (*kernel)(Args)) {
   return compiled.ptxVersion >= 90;
 }
 
+// Whether a kernel's code is that of sm_90a.
+template <class Args>
+bool is_hopper(const char* name, void (*kernel)(Args)) {
+  cudaFuncAttributes compiled{};
+  check(cudaFuncGetAttributes(&compiled, kernel), name);
+  return compiled.binaryVersion == 90 && compiled.ptxVersion == 90;
+}
+
+// Of the current device. What is made of it must not show in the bits.
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
 // Queues a kernel that calls wait_for_previous; `cluster` blocks along x make a cluster. Where its code is older than 9.0 it waits
 // like any other, and there are no clusters.
 template <class Args>

@@ -11,10 +11,11 @@
 // Order of sums, whoever shares a pass: the inputs of gate and up are cut into 4 or 16 slices by their number alone. A
 // slice is one chain of mma.sync, inputs ascending; slices are added ascending in fours, then the fours. Where items
 // are few every four has a block of its own (`splits`) and step 2 adds them up; where they are many a warp takes four
-// slices one after the other. Down is one chain over all inputs.
+// slices one after the other. Down is one chain over all inputs. Of many rows, steps 1 and 2 are for experts_many.cu where it takes them.
 #include "base/error.h"
 #include "cuda/experts_int4.cuh"
-#include "cuda/moe.cuh"
+#include "cuda/experts_many.cuh"
+#include "cuda/linear_product.cuh"
 
 namespace kdt::cuda {
 namespace {
@@ -27,6 +28,7 @@ constexpr int kWideTokens = 32;
 constexpr int64_t kFewItems = 40;        // of which every four slices have a block
 constexpr int64_t kWideFrom = 6;         // pairs an expert, from which items have up to 32
 constexpr int64_t kMostAsked = 8 << 20;  // of the shared expert's down
+constexpr int64_t kManyFrom = 10;        // … from which experts_many.cu has kernels for them
 constexpr int kCombineThreads = 128;
 constexpr size_t kMostShared = 99 << 10; // of a block, on any device
 
@@ -458,7 +460,6 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
 
 // How a call is carried out, and where things lie in its scratch. Bits do not depend on it.
 struct Plan {
-  bool wide;                             // items of up to 32 pairs, else of 8
   bool listed;
   int64_t tokens, n_pairs, n_items, splits, slices;
   int32_t* list_size;
@@ -468,9 +469,9 @@ struct Plan {
   size_t bytes = 0;
 
   Plan(void* base, int64_t rows, int64_t k, int64_t n_experts, int64_t width, int64_t shared_width, int64_t hidden,
-       bool wide)
-      : wide(wide), tokens(wide ? kWideTokens : kScanTokens), n_pairs(rows * k) {
-    listed = wide || n_pairs > kScanPairs;
+       int64_t tokens)                   // an item's pairs at most
+      : tokens(tokens), n_pairs(rows * k) {
+    listed = tokens > kScanTokens || n_pairs > kScanPairs;
     n_items = listed ? most_items(n_pairs, n_experts, tokens) : n_pairs;
     const bool many_slices = hidden >= kSplitInputs, few = n_items <= kFewItems;
     splits = many_slices && few ? kSplits : 1;
@@ -512,6 +513,14 @@ void launch(const char* name, void (*kernel)(Args), int64_t blocks, size_t share
   launch_overlapping(name, kernel, dim3(static_cast<unsigned>(blocks)), kExpertThreads, shared, stream, args);
 }
 
+void combine(cudaStream_t stream, const ExpertsArgs& args, const Plan& plan) {
+  const dim3 grid(static_cast<unsigned>(divide_up(args.hidden, 4 * kCombineThreads)),
+                  static_cast<unsigned>(args.n.most));
+  const Combine third{LiveRows(args.n), static_cast<int32_t>(args.k), static_cast<int32_t>(args.hidden), plan.out, plan.shared_out, args.weight,
+                      static_cast<bf16*>(args.out), args.partial};
+  launch_overlapping("combine_kernel", combine_kernel, grid, kCombineThreads, 0, stream, third);
+}
+
 }  // namespace
 
 // A call with fewer rows may be carried out in another way: the most that any needs.
@@ -519,8 +528,8 @@ size_t CudaOps::experts_scratch_bytes(int64_t rows, int64_t k, int64_t n_experts
                                       int64_t hidden) const {
   size_t most = 0;
   for (const int64_t n : {rows, std::min(rows, kScanPairs / k), std::min(rows, kFewItems / k)})
-    for (const bool wide : {false, true})
-      most = std::max(most, Plan(nullptr, n, k, n_experts, width, shared_width, hidden, wide).bytes);
+    for (const int64_t tokens : {kScanTokens, kWideTokens, kManyTokens})
+      most = std::max(most, Plan(nullptr, n, k, n_experts, width, shared_width, hidden, tokens).bytes);
   return most;
 }
 
@@ -534,8 +543,9 @@ void CudaOps::experts(const ExpertsArgs& args) {
          std::to_string(args.shared_down->n_in), "experts whose activations fit the shared memory of a block");
   const bool wide = args.n.most * args.k >= kWideFrom * args.n_experts &&
                     down_shared(kWideTokens / 8, row_bytes) <= kMostShared;
+  const bool many = args.n.most * args.k >= kManyFrom * args.n_experts && takes_many_experts(args, static_cast<int64_t>(shared_limit_));
   const Plan plan(args.scratch, args.n.most, args.k, args.n_experts, args.width, args.shared_down->n_in, args.hidden,
-                  wide);
+                  many ? kManyTokens : wide ? kWideTokens : kScanTokens);
   const int64_t row_groups = divide_up(args.n.most, plan.tokens);
   const auto to32 = [](int64_t value) { return static_cast<int32_t>(value); };
 
@@ -544,6 +554,13 @@ void CudaOps::experts(const ExpertsArgs& args) {
   if (plan.listed)
     list_work(stream_, {LiveRows(args.n), to32(args.k), to32(args.n_experts), to32(plan.tokens), args.expert,
                         args.gate_up.device, args.down.device, plan.list_size, plan.items, plan.pairs});
+
+  if (many) {
+    many_experts(stream_, args, routing, args.hidden >= kSplitInputs ? 2 * kLogSplits : kLogSplits,
+                 {reinterpret_cast<bf16*>(plan.sums), reinterpret_cast<bf16*>(plan.shared_sums), plan.out,
+                  plan.shared_out});
+    return combine(stream_, args, plan);
+  }
 
   const DenseShape shared_gate_up(*args.shared_gate_up, 2 * shared_width / kTileRows);
   const DenseShape shared_down(*args.shared_down, tiles_of(args.hidden));
@@ -568,11 +585,7 @@ void CudaOps::experts(const ExpertsArgs& args) {
          second.shared_blocks + plan.n_items * second.blocks_an_item, down_shared(plan.tokens / 8, row_bytes), stream_,
          second);
 
-  const dim3 grid(static_cast<unsigned>(divide_up(args.hidden, 4 * kCombineThreads)),
-                  static_cast<unsigned>(args.n.most));
-  const Combine third{LiveRows(args.n), to32(args.k), to32(args.hidden), plan.out, plan.shared_out, args.weight,
-                      static_cast<bf16*>(args.out), args.partial};
-  launch_overlapping("combine_kernel", combine_kernel, grid, kCombineThreads, 0, stream_, third);
+  combine(stream_, args, plan);
 }
 
 }  // namespace kdt::cuda

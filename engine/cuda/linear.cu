@@ -1,10 +1,10 @@
 // Products with BF16 weights. Few rows: weights are read once, at the memory's speed, whatever the number of rows.
 //
-// Up to sixteen rows are for linear_few.cu where it takes them. Here a block owns two to five tiles of outputs for up to 64
-// rows. Its eight warps share out the inputs, in contiguous ranges of K steps; where tiles are few, up to eight blocks of a
-// cluster share them out further. How they are shared out depends on
-// the shape of the weight alone, every warp adds up its steps in ascending order, and the sums are added in the order of
-// warps, then of blocks: an output has the same bits whoever else is in the pass, and whichever variant of the kernel runs.
+// Up to sixteen rows are for linear_few.cu and many for linear_many.cu, where they take them. Here a block owns two to five tiles
+// of outputs for up to 64 rows. Its eight warps share out the inputs, in contiguous ranges of K steps; where tiles are few, up to
+// eight blocks of a cluster share them out further. How they are shared out depends on the shape of the weight alone, every warp
+// adds up its steps in ascending order, and the sums are added in the order of warps, then of blocks: an output has the same bits
+// whoever else is in the pass, and whichever variant of the kernel runs.
 //
 // Weights and activations are copied asynchronously to a ring in shared memory, every lane's own fragments to a place of its
 // own: the ring holds what is under way, and no thread waits for another before the sums.
@@ -243,9 +243,10 @@ Product describe(const DenseArgs& args) {
     ranks *= 2;
   const bool copied =
       w.n_in % kStepInputs == 0 && args.x_rows.stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % kBBytes == 0;
+  const auto ranges = static_cast<int32_t>(kParts * ranks), warp_steps = static_cast<int32_t>(divide_up(steps, ranges));
   return {LiveRows(args.n), args.x, args.x_rows, copied, static_cast<int32_t>(w.n_in), static_cast<const bf16*>(w.data),
           static_cast<int32_t>(tiles), static_cast<int32_t>(steps), static_cast<int32_t>(ranks),
-          static_cast<int32_t>(divide_up(steps, ranks * kWarps)), args.out, args.out_rows,
+          warp_steps, {ranges, kParts, warp_steps, 1, 1}, args.out, args.out_rows,
           static_cast<int32_t>(gated ? w.n_out / 2 : w.n_out), args.kind};
 }
 
@@ -255,6 +256,7 @@ void dense(cudaStream_t stream, const DenseArgs& args) {
   const bool gated = args.kind == DenseOut::swiglu;
   const int64_t tiles = product.tiles, steps = product.steps, ranks = product.ranks;
   if (few_rows(stream, product, shared_limit())) return;
+  if (takes_many_rows(product, shared_limit())) return many_rows(stream, product);
   const auto run = [&](auto variant) { variant(stream, product, ranks); };
   // More tiles a block: fewer reads of activations. Fewer: more blocks. Where a block fills a multiprocessor, clusters of four
   // leave some of those idle: with five tiles there are few enough. Tiles of gate and up are a pair.

@@ -8,6 +8,14 @@ namespace kdt::cuda {
 constexpr int kTokens = 8;            // of a group: columns of an mma
 constexpr int kParts = 8;             // ranges of K steps whose sums are added first
 
+// How K is cut into chains: chain i ends before step end(i). Sums of `together` chains are added first, then those sums, all
+// ascending. n is a multiple of `together`; the last chains may have no steps.
+struct Chains {
+  int32_t n, together;
+  int32_t steps, of_chains, unit;     // every of_chains chains have `steps` units of so many steps
+  __host__ __device__ int end(int i, int all) const { return min((i + 1) * steps / of_chains * unit, all); }
+};
+
 struct Product {
   LiveRows n;
   const bf16* x;
@@ -17,6 +25,7 @@ struct Product {
   const bf16* weight;
   int32_t tiles, steps;
   int32_t ranks, warp_steps;          // kParts * ranks ranges of K, of so many steps
+  Chains chains;                      // the same
   void* out;
   RowLayout out_rows;
   int32_t n_out;
@@ -52,5 +61,8 @@ __device__ inline uint2 shared8(uint32_t from) {
 // The product for few rows, of shapes that it is for, where a block has so much shared memory; false: it is for linear.cu's own
 // kernel, with the same bits.
 bool few_rows(cudaStream_t stream, const Product& product, int64_t shared_limit);
+// The same for many rows: whether it is for a product, and the product.
+bool takes_many_rows(const Product& product, int64_t shared_limit);
+void many_rows(cudaStream_t stream, const Product& product);
 
 }  // namespace kdt::cuda

@@ -1,5 +1,5 @@
 // Tensor maps: what the copy engine of sm_90 needs to bring boxes of BF16 from memory to shared memory, in rows of 128 bytes with
-// their chunks swapped about as wgmma wants them.
+// their chunks swapped about as wgmma wants them, or in rows of 512 as they lie.
 #pragma once
 
 #include <cuda.h>
@@ -11,10 +11,12 @@
 
 namespace kdt::cuda {
 
-// The map of a tensor of three dims, the first contiguous, and of its boxes of 64 elements x box[0] x box[1]. Strides in bytes,
+constexpr int64_t kSwappedRow = 64, kPlainRow = 256;   // elements
+
+// The map of a tensor of three dims, the first contiguous, and of its boxes of `row` elements x box[0] x box[1]. Strides in bytes,
 // multiples of 16. Elements outside are read as zeros.
 inline CUtensorMap tensor_map(const void* data, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> strides,
-                              std::initializer_list<int64_t> box) {
+                              std::initializer_list<int64_t> box, int64_t row = kSwappedRow) {
   using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
                               const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -25,14 +27,15 @@ inline CUtensorMap tensor_map(const void* data, std::initializer_list<int64_t> s
     return reinterpret_cast<Encode>(found);
   }();
   cuuint64_t size[3], stride[2];
-  cuuint32_t of_box[3] = {64}, step[3] = {1, 1, 1};
+  cuuint32_t of_box[3] = {static_cast<cuuint32_t>(row)}, step[3] = {1, 1, 1};
   std::copy(sizes.begin(), sizes.end(), size);
   std::copy(strides.begin(), strides.end(), stride);
   std::copy(box.begin(), box.end(), of_box + 1);
   CUtensorMap map;
   const CUresult made = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), size, stride, of_box, step,
-                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                               CU_TENSOR_MAP_INTERLEAVE_NONE,
+                               row == kSwappedRow ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (made != CUDA_SUCCESS) fail(Status::internal, "tensor_map", std::to_string(made), "success");
   return map;
 }

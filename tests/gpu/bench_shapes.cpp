@@ -9,8 +9,8 @@ namespace {
 
 constexpr int64_t kHidden = 7168, kExperts = 384, kChosen = 8, kWidth = 256, kGroup = 32;
 constexpr int64_t kHeads = 8, kNope = 128, kRope = 64, kLora = 512, kVHead = 128, kVocab = 163840;
-constexpr int64_t kRows[] = {1, 2, 4, 8, 16, 32, 64};
-constexpr int64_t kMostRows = 64;
+constexpr int64_t kRows[] = {1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 4096};   // from 128 on: chunks of prompts
+constexpr int64_t kMostRows = 4096, kMostLogits = 64;
 
 std::string by(int64_t n_out, int64_t n_in) { return std::to_string(n_out) + " x " + std::to_string(n_in); }
 
@@ -49,7 +49,7 @@ void bench_linear(Bench& bench, int64_t n_out, int64_t n_in) {
   const Act* x = bench.activations(kMostRows, n_in);
   Act* out = bench.space<uint16_t>(kMostRows * n_out);
   for (int64_t rows : kRows)
-    bench.time("linear", by(n_out, n_in), rows, static_cast<double>(bytes), static_cast<int64_t>(weights.size()),
+    if (rows <= kMostLogits || n_out < kVocab / 8) bench.time("linear", by(n_out, n_in), rows, static_cast<double>(bytes), static_cast<int64_t>(weights.size()),
                [&](int64_t i) { bench.ops().linear({rows, x, &weights[static_cast<size_t>(i)], out}); });
 }
 

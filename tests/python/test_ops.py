@@ -92,6 +92,23 @@ def test_linear(backends, n_out, n_in):
     assert same_bits(backends.act(logits), got) and same_bits(backends.act(initial + logits), added)
 
 
+@pytest.mark.parametrize("n_out,n_in", [(64, 64), (80, 48), (132, 200), (448, 1024), (300, 1536), (104, 7168), (4200, 136)])
+def test_linear_of_many_rows(backends, n_out, n_in):
+  """A row alone and among as many as have kernels of their own, the values of a row of any size."""
+  rng = np.random.default_rng(n_out + n_in)
+  bits, values = bf16_matrix(rng, n_out, n_in)
+  for n in (127, 129, *((128, 200, 400) if backends.bf16 else ()), *((2048,) if backends.bf16 and n_in < 2000 else ())):
+    x, initial = backends.normal(rng, n, n_in, scale=2.0 ** rng.integers(-40, 40, (n, n_in))), backends.normal(rng, n, n_out)
+    x[1::2] = backends.normal(rng, n // 2, n_in)
+    run = lambda backend, weight, rows: (backend.linear(x[rows], weight, n_out), backend.logits(x[rows], weight, n_out),
+                                         backend.linear(x[rows], weight, n_out, initial[rows]))
+    got, logits, added = check_rows_independent(backends, lambda b: b.matrix(bits), run, n, rng)
+    some = rng.integers(0, n, 20)
+    want, bound = x[some].astype(np.float64) @ values.T, product_bound(x[some].astype(np.float64), values)
+    backends.assert_sum(got[some], want, bound)
+    assert same_bits(backends.act(logits), got) and same_bits(backends.act(initial + logits), added)
+
+
 def test_linear_stacks_matrices(backends):
   rng = np.random.default_rng(0)
   parts = [bf16_matrix(rng, n_out, 24) for n_out in (5, 16, 1, 30)]
@@ -168,7 +185,7 @@ def test_mlp(backends, hidden, width):
   (gate, gate_values), (up, up_values), (down, down_values) = (
       bf16_matrix(rng, *shape) for shape in ((width, hidden), (width, hidden), (hidden, width)))
   prepare = lambda backend: (backend.gate_up(gate, up), backend.matrix(down))
-  for n in ROWS if hidden == 33 else (0, 1, 2, 3, 6, 17):
+  for n in ROWS if hidden == 33 else (0, 1, 2, 3, 6, 17, *([300] if hidden > 60 else [])):
     x, initial = (backends.normal(rng, n, hidden) for _ in range(2))
     run = lambda backend, weights, rows: (backend.mlp(x[rows], *weights, initial[rows]),)
     (got,) = check_rows_independent(backends, prepare, run, n, rng)

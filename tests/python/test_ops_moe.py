@@ -108,6 +108,24 @@ def test_experts(backends, n_experts, k, hidden, width, group, shared_width):
       backends.assert_act(got, want, (1e-5 if hidden > 1000 else 3e-6) * (1 + np.abs(want)))
 
 
+@pytest.mark.parametrize("n_experts,k,hidden,width,shared_width",
+                         [(20, 8, 512, 256, 256), (5, 2, 256, 128, 48), (6, 4, 384, 128, 16), (12, 8, 4608, 128, 64)])
+def test_experts_of_many_rows(backends, n_experts, k, hidden, width, shared_width):
+  """A row alone and among so many that an expert has whole tiles of them."""
+  rng = np.random.default_rng(n_experts + hidden)
+  case = Experts(backends, rng, n_experts, hidden, width, 32, shared_width)
+  for n in (30,) if not backends.bf16 else (150,) if hidden > 1000 else (60, 130, 300):
+    for expert in routings(rng, n, n_experts, k):
+      x, initial = (backends.normal(rng, n, hidden) for _ in range(2))
+      weight = rng.random((n, k)).astype(np.float32)
+      run = lambda backend, weights, rows: (case.run(backend, weights, x[rows], expert[rows], weight[rows],
+                                                     initial[rows]),)
+      (got,) = check_rows_independent(backends, case.upload, run, n, rng)
+      some = rng.integers(0, n, 12)
+      want = case.want(x[some], expert[some], weight[some], initial[some])
+      backends.assert_act(got[some], want, (1e-5 if hidden > 1000 else 3e-6) * (1 + np.abs(want)))
+
+
 def test_experts_are_added_in_routing_order(backends):
   """Ascending rank, then the shared expert, then what was there. Four experts of equal weights, so that a large pair of
   opposite signs cancels exactly, and swallows whatever was added between or before."""
