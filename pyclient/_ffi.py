@@ -105,6 +105,14 @@ def utf8(field: str, text: str) -> bytes:
     raise InvalidArgument(f"{field}: lone surrogate at character {error.start}: expected Unicode text") from None
 
 
+def c_text(field: str, text: str) -> bytes:
+  """The UTF-8 bytes of a text that C reads up to its NUL; InvalidArgument when it has one."""
+  data = utf8(field, text)
+  if b"\0" in data:
+    raise InvalidArgument(f"{field}: {shown(text)}: expected text without NUL")
+  return data
+
+
 def path_bytes(field: str, path: str | os.PathLike[str] | None) -> bytes | None:
   if path is None:
     return None

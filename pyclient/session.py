@@ -69,9 +69,9 @@ class Session:
       raise unexpected("Session()", name, inspect.signature(Session).parameters, "one of Session's settings")
     self._api = api = _ffi.api()
     texts = [_c_string(api, _ffi.path_bytes("model", model)), _c_string(api, _ffi.path_bytes("draft", draft)),
-             _c_string(api, _ffi.utf8("chat_format", chat_format)),
-             _c_string(api, None if cpu_target is None else _ffi.utf8("cpu_target", cpu_target)),
-             _c_string(api, _ffi.utf8("backend", backend))]
+             _c_string(api, _ffi.c_text("chat_format", chat_format)),
+             _c_string(api, None if cpu_target is None else _ffi.c_text("cpu_target", cpu_target)),
+             _c_string(api, _ffi.c_text("backend", backend))]
     options = api.options("kdt_engine_options", api.lib.kdt_engine_options_init)
     _ffi.assign(options, threads=threads, max_context=max_context, prefill_chunk=prefill_chunk, max_budget=max_budget,
                 max_streams=max_streams, max_waiting=max_waiting, kv_tokens=kv_tokens,

@@ -66,6 +66,10 @@ bool fits_int64(const json& value) {
 
 json parse_json_object(std::string_view text, const std::string& file) {
   check_extent(text, file);
+  // The parser takes a NUL for the end of the text.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    fail(Status::bad_file, file, "a NUL at byte " + std::to_string(nul), "well-formed JSON in UTF-8");
+  }
   std::vector<std::set<std::string>> keys(kMaxDepth + 2);  // of the open objects, by depth
   const auto refuse_twice = [&](int depth, json::parse_event_t event, json& parsed) {
     const size_t level = static_cast<size_t>(depth);

@@ -106,6 +106,20 @@ std::optional<std::string> percent_decoded(std::string_view text) {
   return out;
 }
 
+// "host" of "http://host:8000" and of "host:8000", in lower case; an IPv6 address with its brackets.
+std::string host_of(std::string_view origin) {
+  const size_t scheme = origin.find("://");
+  if (scheme != std::string_view::npos) origin.remove_prefix(scheme + 3);
+  const size_t bracket = origin.find(']');
+  std::string host(origin.substr(0, origin.find(':', bracket == std::string_view::npos ? 0 : bracket)));
+  for (char& c : host) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return host;
+}
+
+bool names_loopback(const std::string& host) {
+  return host == "localhost" || host.rfind("127.", 0) == 0 || host == "[::1]";
+}
+
 std::string random_prefix() {
   std::random_device device;
   return fmt::format("{:08x}", device());
@@ -140,6 +154,12 @@ std::optional<HttpResponse> Routes::check(HttpRequest& head) {
                            head.field("authorization").empty()
                                ? "You didn't provide an API key. Send it as 'Authorization: Bearer KEY'."
                                : "Incorrect API key provided."});
+  }
+  if (!route->open && is_rebound(head)) {
+    return error_response({403, "forbidden_origin",
+                           "This daemon listens on this machine alone and has no API key; a web page that came by another "
+                           "name, '" + openai::one_line(head.field("origin")) + "', may not use it (--allow-origin, "
+                           "--api-key-file)."});
   }
   // A page of any site may send a form or plain text to this address without asking; JSON it may not.
   const std::string_view type = head.field("content-type");
@@ -209,6 +229,14 @@ bool Routes::allows_origin(std::string_view origin) const {
   const std::vector<std::string>& allowed = parts_.options.allowed_origins;
   const auto covers = [&](const std::string& each) { return each == "*" || each == origin; };
   return !origin.empty() && std::any_of(allowed.begin(), allowed.end(), covers);
+}
+
+// A page whose site has given its own name this machine's address is of one origin with the daemon, to a browser.
+bool Routes::is_rebound(const HttpRequest& head) const {
+  const std::string_view origin = head.field("origin");
+  if (origin.empty() || parts_.keys.required() || allows_origin(origin) || !parts_.server.is_loopback()) return false;
+  const std::string host = host_of(head.field("host"));
+  return host == host_of(origin) && !names_loopback(host);
 }
 
 void Routes::done(const HttpRequest& request, int status, double seconds) {

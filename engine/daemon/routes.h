@@ -66,6 +66,7 @@ class Routes final : public HttpHandler {
   // Why the engine does not work; "" while it does.
   std::string fault() const;
   bool allows_origin(std::string_view origin) const;
+  bool is_rebound(const HttpRequest& head) const;
 
   Parts parts_;
   HttpFigures figures_;

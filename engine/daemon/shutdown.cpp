@@ -19,8 +19,10 @@ constexpr auto kEndTick = milliseconds(20);
 constexpr auto kFailureGrace = seconds(2);
 // For clients to take the error that ends their stream.
 constexpr auto kCancelGrace = seconds(5);
-// For connections to close.
+// For connections to close, and for the round that is running: a pass cannot be left.
 constexpr auto kEndGrace = seconds(5);
+// One request to end may come as two signals: to the process and to its group.
+constexpr auto kSameSignal = milliseconds(20);
 
 }  // namespace
 
@@ -50,11 +52,13 @@ void Shutdown::await_signal() {
 
 void Shutdown::on_signal(int signal) {
   const std::string name = signal == SIGINT ? "SIGINT" : "SIGTERM";
+  if (phase_ != Phase::serving && Clock::now() < signalled_ + kSameSignal) return await_signal();
   if (phase_ != Phase::serving) {
     log_.warning(name + " again: stopping at once");
     _exit(exit_code_ != 0 ? exit_code_ : static_cast<int>(kExitInterrupted));
   }
   log_.info(name + ": finishing " + std::to_string(server_.n_requests()) + " open requests; again to stop at once");
+  signalled_ = Clock::now();
   server_.stop_accepting();
   kdt_engine_drain(engine_, 0);   // a timeout says that requests are left, which is what the ticks look at
   enter(Phase::draining, timeout_);
@@ -90,12 +94,15 @@ void Shutdown::tick() {
       if (is_late) end();
       break;
     case Phase::ending:
-      if (server_.n_connections() == 0) {
+      if (server_.n_connections() == 0 && kdt_engine_drain(engine_, 0) != KDT_ERR_TIMEOUT) {
         signals_.cancel();
         on_end_();
         return;
       }
-      if (is_late) _exit(exit_code_);
+      if (is_late) {
+        log_.warning("stopped in the middle of a round");
+        _exit(exit_code_);
+      }
   }
   await_tick();
 }

@@ -50,7 +50,7 @@ class Shutdown {
   asio::signal_set signals_;
   asio::steady_timer ticks_;
   Phase phase_ = Phase::serving;
-  Clock::time_point phase_end_{};
+  Clock::time_point phase_end_{}, signalled_{};
   int exit_code_ = 0;
 };
 

@@ -175,6 +175,23 @@ def test_pages_of_other_sites_are_kept_out(daemon):
   assert daemon.request("POST", "/v1/completions", json.dumps(completion()))[0] == 200
 
 
+def test_a_site_that_names_this_machine_as_its_own_is_kept_out(daemon):
+  def post(host, origin):
+    with daemon.connect() as client:
+      body = json.dumps(completion()).encode()
+      client.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nOrigin: {origin}\r\nConnection: close\r\n"
+                     f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+      return receive_all(client)
+
+  answer = post(f"Evil.example:{daemon.port}", f"http://evil.example:{daemon.port}")
+  assert answer.startswith(b"HTTP/1.1 403") and b"forbidden_origin" in answer
+  for host in ("localhost", "127.0.0.1", "[::1]"):
+    assert post(f"{host}:{daemon.port}", f"http://{host}:{daemon.port}").startswith(b"HTTP/1.1 200"), host
+  with Daemon("--allow-origin", "http://own.example") as allowed:
+    daemon = allowed
+    assert post("own.example", "http://own.example").startswith(b"HTTP/1.1 200")
+
+
 def test_allowed_pages_may():
   with Daemon("--allow-origin", "https://chat.example,http://localhost:3000") as daemon:
     origin = {"Origin": "https://chat.example"}

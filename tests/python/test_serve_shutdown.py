@@ -122,6 +122,37 @@ def test_a_second_signal_stops_at_once(first, second):
     stream.close()
 
 
+def test_two_signals_at_once_are_one():
+  with Daemon() as daemon:
+    stream = open_stream(daemon)
+    daemon.send(signal.SIGSTOP)   # both arrive before it looks
+    daemon.send(signal.SIGTERM)
+    daemon.send(signal.SIGINT)
+    daemon.send(signal.SIGCONT)
+    time.sleep(0.3)
+    assert daemon.process.poll() is None
+    stream.close()
+    assert daemon.wait() == 0
+
+
+@pytest.mark.parametrize("again, code", [(False, 0), (True, 130)])
+def test_a_round_that_runs_is_waited_for_but_not_for_long(again, code):
+  with Daemon("--shutdown-timeout", 0.1, "--prefill-chunk", 4096, check=False) as daemon:
+    prompt = {"prompt": "x = [" + "1, 2, 3, " * 400, "max_tokens": 1}
+    client = threading.Thread(target=http_bytes_of, args=(daemon, prompt))
+    client.start()
+    time.sleep(0.3)
+    begin = time.monotonic()
+    daemon.send(signal.SIGTERM)
+    time.sleep(0.2)
+    if again and daemon.process.poll() is None:
+      daemon.send(signal.SIGTERM)
+    ended = daemon.wait()
+    assert ended == code or (again and ended == 0), daemon.lines[-3:]
+    assert time.monotonic() - begin < 15
+    client.join()
+
+
 def test_a_signal_under_a_storm_of_requests():
   with Daemon("--shutdown-timeout", 5) as daemon:
     stopping = threading.Event()
