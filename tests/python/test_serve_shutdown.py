@@ -139,8 +139,8 @@ def test_two_signals_at_once_are_one():
 def test_a_round_that_runs_is_waited_for_but_not_for_long(again, code):
   with Daemon("--shutdown-timeout", 0.1, "--prefill-chunk", 4096, check=False) as daemon:
     prompt = {"prompt": "x = [" + "1, 2, 3, " * 400, "max_tokens": 1}
-    client = threading.Thread(target=http_bytes_of, args=(daemon, prompt))
-    client.start()
+    client = daemon.connect()
+    client.sendall(http_bytes("/v1/completions", prompt))
     time.sleep(0.3)
     begin = time.monotonic()
     daemon.send(signal.SIGTERM)
@@ -150,7 +150,7 @@ def test_a_round_that_runs_is_waited_for_but_not_for_long(again, code):
     ended = daemon.wait()
     assert ended == code or (again and ended == 0), daemon.lines[-3:]
     assert time.monotonic() - begin < 15
-    client.join()
+    client.close()
 
 
 def test_a_signal_under_a_storm_of_requests():

@@ -86,6 +86,7 @@ def test_bad_session_settings_are_named(tmp_path):
     Session(model=tmp_path / "absent")
   assert isinstance(caught.value, OSError) and "absent" in str(caught.value)
   for settings in ({"threads": -1}, {"threads": 10**12}, {"max_budget": 4096}, {"prefill_chunk": 5000},
-                   {"max_context": -1}, {"chat_format": "xml"}, {"cpu_target": "Z80"}, {"model": "a\0b"}):
+                   {"max_context": -1}, {"chat_format": "xml"}, {"cpu_target": "Z80"}, {"model": "a\0b"},
+                   {"cpu_target": "AVX2\0b"}, {"backend": "cpu\0b"}, {"chat_format": "json\0b"}):
     with pytest.raises(InvalidArgument, match=next(iter(settings))):
       Session(**settings)

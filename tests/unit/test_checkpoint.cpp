@@ -259,6 +259,7 @@ TEST_CASE("directories and indexes that do not hold together") {
       {R"({"weight_map":{"a":"three.safetensors"}})", "three.safetensors: no such file"},
       {R"({"weight_map":{"b":"one.safetensors"}})", "one.safetensors: b: absent"},
       {R"({"weight_map":{"a":"one.safetensors","a":"two.safetensors"}})", "\"a\" twice"},
+      {std::string(R"({"weight_map":{"a":"one.safetensors"}})") + '\0' + "}", "a NUL at byte"},
   };
   for (const auto& bad : cases) {
     const std::string& expected = bad.second;
