@@ -54,6 +54,16 @@ __device__ constexpr int dim_of_sum(int e) {
   return kM == 1 ? e / 16 * 16 + e % 2 * 8 + e % 16 / 2 : e / 32 * 32 + e % 4 * 8 + e % 32 / 4;
 }
 
+// The largest of a warp's scores of queries `column` and the next: of a lane's keys `of_column` and `of_next`.
+__device__ inline void show_top(FoldShared& shared, int key_group, int column, float of_column, float of_next) {
+  float top[2] = {of_column, of_next};
+#pragma unroll
+  for (int step = 4; step < kWarp; step *= 2)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], step));
+  if (threadIdx.x % kWarp < 4) *reinterpret_cast<float2*>(&shared.top[key_group][column]) = make_float2(top[0], top[1]);
+}
+
 // The state of kQ tiles of 8 queries; a warp holds kM tiles of 16 value dims of all of them.
 template <int kQ, int kM>
 class Fold {
@@ -77,12 +87,7 @@ class Fold {
           const bool seen = position >= shared.begin[column + i % 2] && position < shared.end[column + i % 2];
           s[c][i] = seen ? __fmul_rn(s[c][i], scale) : -INFINITY;
         }
-        float top[2] = {fmaxf(s[c][0], s[c][2]), fmaxf(s[c][1], s[c][3])};
-#pragma unroll
-        for (int step = 4; step < kWarp; step *= 2)
-#pragma unroll
-          for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], step));
-        if (lane < 4) *reinterpret_cast<float2*>(&shared.top[warp % kKeyGroups][column]) = make_float2(top[0], top[1]);
+        show_top(shared, warp % kKeyGroups, column, fmaxf(s[c][0], s[c][2]), fmaxf(s[c][1], s[c][3]));
       }
     }
     __syncthreads();

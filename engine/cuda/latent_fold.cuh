@@ -67,12 +67,7 @@ class WgmmaFold {
           const float scaled = __fmul_rn(s[c * 4 + i], scale);
           s[c * 4 + i] = position < (i % 2 == 0 ? end.x : end.y) ? scaled : -INFINITY;
         }
-        float top[2] = {fmaxf(s[c * 4], s[c * 4 + 2]), fmaxf(s[c * 4 + 1], s[c * 4 + 3])};
-#pragma unroll
-        for (int step = 4; step < kWarp; step *= 2)
-#pragma unroll
-          for (int i = 0; i < 2; ++i) top[i] = fmaxf(top[i], __shfl_xor_sync(0xffffffffu, top[i], step));
-        if (lane < 4) *reinterpret_cast<float2*>(&shared.top[warp % kKeyGroups][column]) = make_float2(top[0], top[1]);
+        show_top(shared, warp % kKeyGroups, column, fmaxf(s[c * 4], s[c * 4 + 2]), fmaxf(s[c * 4 + 1], s[c * 4 + 3]));
       }
       __syncthreads();
       weigh(memory, shared, keys_of, first_tile, side, s);
