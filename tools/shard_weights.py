@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import sys
@@ -28,14 +29,16 @@ import checkout_python
 checkout_python.demand("pyclient", "tqdm")
 
 from pyclient._errors import KdtreeError
-from sharding.library import Sharding, file_checksum
-from sharding.rank_files import JOURNAL, MANIFEST, PARTIAL, Journal, RankFiles, ShardError, header_of, write_whole
+from sharding.library import Sharding, checksum_of, file_checksum
+from sharding.rank_files import (JOURNAL, MANIFEST, PARTIAL, Journal, RankFiles, ShardError, header_of, identities, read_file,
+                                 write_whole)
 from sharding.work import CtrlC, Work
 
 CONFIG, DRAFT_CONFIG = "config.json", "draft_config.json"
 COPIED = (CONFIG, "generation_config.json", "tiktoken.model", "tokenizer_config.json", "chat_template.jinja",
           "tokenization_kimi.py", "tool_declaration_ts.py", "special_tokens_map.json")
 REQUIRED = (CONFIG, "tiktoken.model")
+RANK_FILE = re.compile(rf"rank-[0-9]{{5}}-of-[0-9]{{5}}\.safetensors({re.escape(PARTIAL)})?")
 MARGIN = 64 << 20  # of disk, for what lies beside the rank files
 
 
@@ -96,11 +99,12 @@ def check_places(args: argparse.Namespace) -> None:
     raise ShardError(f"{args.out}: not empty: expected an empty directory, or --overwrite")
 
 
-def remove_shards(out: pathlib.Path) -> None:
-  """The manifest first: from then on nothing here looks complete."""
+def remove_shards(out: pathlib.Path, plan: dict[str, Any]) -> None:
+  """Rank files, of another number of ranks too. The manifest first: from then on nothing here looks complete."""
   (out / MANIFEST).unlink(missing_ok=True)
-  for path in [*out.glob("rank-*-of-*.safetensors"), *out.glob(f"*{PARTIAL}")]:
-    path.unlink()
+  for path in out.iterdir():
+    if path.name.removesuffix(PARTIAL) in plan["files"] or RANK_FILE.fullmatch(path.name):
+      path.unlink()
 
 
 def check_disk(out: pathlib.Path, plan: dict[str, Any]) -> None:
@@ -118,21 +122,23 @@ def check_disk(out: pathlib.Path, plan: dict[str, Any]) -> None:
     raise ShardError(f"{out}: {gigabytes(free)} of disk free: expected {gigabytes(needed)}")
 
 
-def copy_texts(args: argparse.Namespace) -> dict[str, Any]:
-  """Configs and tokenizer files; the manifest's `files`."""
+def read_texts(args: argparse.Namespace) -> dict[str, bytes]:
+  """Configs and tokenizer files, as the checkpoint has them."""
   sources = {name: args.checkpoint / name for name in COPIED if (args.checkpoint / name).is_file()}
   if args.draft is not None:
     sources[DRAFT_CONFIG] = args.draft / CONFIG
-  files = {}
-  for name, source in sources.items():
-    data = source.read_bytes()
+  return {name: read_file(source) for name, source in sources.items()}
+
+
+def copy_texts(args: argparse.Namespace) -> dict[str, bytes]:
+  texts = read_texts(args)
+  for name, data in texts.items():
     write_whole(args.out / name, data)
-    files[name] = {"bytes": len(data), "checksum": file_checksum(args.out / name)}
-  return files
+  return texts
 
 
 def manifest_of(sharding: Sharding, files: RankFiles, finished: dict[int, list[str]],
-                texts: dict[str, Any]) -> dict[str, Any]:
+                texts: dict[str, bytes]) -> dict[str, Any]:
   plan = sharding.plan
   return {
     "format": "kdtree-shards",
@@ -142,7 +148,7 @@ def manifest_of(sharding: Sharding, files: RankFiles, finished: dict[int, list[s
     "checksum": plan["checksum"],
     "config": CONFIG,
     "draft_config": DRAFT_CONFIG if DRAFT_CONFIG in texts else None,
-    "files": texts,
+    "files": {name: {"bytes": len(data), "checksum": checksum_of(data)} for name, data in texts.items()},
     "ranks": [{
       "file": plan["files"][rank],
       "bytes": files.size(rank),
@@ -151,39 +157,43 @@ def manifest_of(sharding: Sharding, files: RankFiles, finished: dict[int, list[s
   }
 
 
-def resume(work: Work, journal: Journal) -> None:
-  """After a restart of the machine: what the journal says may never have reached the disk."""
-  if journal.trusted or not journal.finished:
+def resume(args: argparse.Namespace, work: Work, journal: Journal) -> None:
+  """What the journal says may never have reached the disk, or not these files: it is read again."""
+  if journal.trusted:
     return
   for tensor in work.check(journal.finished, journal.finished, "checking", compare=False):
     journal.forget(tensor)
-  journal.trust()
+  journal.trust(identities(args.out, work.plan))
 
 
 def shard(args: argparse.Namespace, sharding: Sharding, ctrl_c: CtrlC) -> None:
   check_places(args)
   check_disk(args.out, sharding.plan)
   args.out.mkdir(parents=True, exist_ok=True)
-  journal = Journal(args.out, identity(args, sharding))
+  journal = Journal(args.out, identity(args, sharding), sharding.plan)
   try:
     complete = (args.out / MANIFEST).exists()
     if journal.of_another_run and not args.overwrite:
       raise ShardError(f"{args.out}: shards of another checkpoint, tp or drafter, begun: "
                        "expected this one's, or --overwrite")
     if args.overwrite and (complete or journal.of_another_run or not journal.finished):
-      remove_shards(args.out)
+      remove_shards(args.out, sharding.plan)
       journal.start_anew()
     (args.out / MANIFEST).unlink(missing_ok=True)  # of a run that was killed after its last step but one
     files = RankFiles(args.out, sharding.plan, writing=True)
     try:
       work = Work(sharding, files, args.jobs, ctrl_c)
-      resume(work, journal)
+      resume(args, work, journal)
       tensors = range(len(sharding.plan["tensors"]))
       print(f"{len(tensors) - len(journal.finished)} of {len(tensors)} tensors to make, "
             f"{gigabytes(sharding.plan['rank_bytes'])} a rank", flush=True)
-      with files.flushing():
-        work.make([tensor for tensor in tensors if tensor not in journal.finished], journal)
-      files.finish()
+      try:
+        with files.flushing():
+          work.make([tensor for tensor in tensors if tensor not in journal.finished], journal)
+        files.finish()
+      except OSError:  # of a flush: what the kernel could not write it may have thrown away
+        journal.start_anew()
+        raise
       manifest = manifest_of(sharding, files, journal.finished, copy_texts(args))
       write_whole(args.out / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     finally:
@@ -193,31 +203,60 @@ def shard(args: argparse.Namespace, sharding: Sharding, ctrl_c: CtrlC) -> None:
     journal.close()
 
 
+def demand_equal(path: pathlib.Path, found: Any, expected: Any, field: str = "") -> None:
+  """Names the first field of the manifest in which two JSON values differ."""
+  if isinstance(expected, dict) and isinstance(found, dict):
+    for key, value in expected.items():
+      demand_equal(path, found.get(key), value, f"{field}.{key}")
+    for key in found.keys() - expected.keys():
+      raise ShardError(f"{path}: {field}.{key}: {shown(found[key])}: expected no such field".replace(": .", ": ", 1))
+  elif isinstance(expected, list) and isinstance(found, list) and len(found) == len(expected):
+    for i, value in enumerate(expected):
+      demand_equal(path, found[i], value, f"{field}.{i}")
+  elif type(found) is not type(expected) or found != expected:
+    raise ShardError(f"{path}: {field[1:]}: {shown(found)}: expected {shown(expected)}")
+
+
+def shown(value: Any) -> str:
+  text = f"an array of {len(value)}" if isinstance(value, list) else json.dumps(value)
+  text = text[1:-1] if isinstance(value, str) else text
+  return text if len(text) <= 80 else text[:77] + "..."
+
+
+def told_checksums(path: pathlib.Path, manifest: dict[str, Any], sharding: Sharding) -> dict[int, list[str]]:
+  """By tensor and rank, as the manifest has them: what they are worth the files will show."""
+  ranks, tensors = manifest.get("ranks"), sharding.plan["tensors"]
+  if not isinstance(ranks, list) or len(ranks) != sharding.plan["tp"]:
+    raise ShardError(f"{path}: ranks: {shown(ranks)}: expected an array of {sharding.plan['tp']}")
+  try:
+    return {i: [rank["checksums"][tensor["name"]] for rank in ranks] for i, tensor in enumerate(tensors)}
+  except (KeyError, TypeError) as error:
+    raise ShardError(f"{path}: ranks: {error!r}: expected the checksums of every tensor") from error
+
+
 def verify(args: argparse.Namespace, sharding: Sharding, ctrl_c: CtrlC) -> None:
   """Every byte of OUT against the checkpoint and against the manifest."""
   path = args.out / MANIFEST
   try:
-    manifest = json.loads(path.read_text())
-    ranks = manifest["ranks"]
-    tensors = sharding.plan["tensors"]
-    if len(ranks) != args.tp or manifest["tp"] != args.tp:
-      raise ShardError(f"{path}: tp: {manifest['tp']}: expected {args.tp}")
-    if (manifest["draft_config"] is None) != (args.draft is None):
-      raise ShardError(f"{path}: draft_config: {manifest['draft_config']}: expected " +
-                       ("--draft, the drafter's checkpoint" if args.draft is None else "shards of a drafter too"))
-    expected = {i: [rank["checksums"][tensor["name"]] for rank in ranks] for i, tensor in enumerate(tensors)}
-    texts = {name: entry["checksum"] for name, entry in manifest["files"].items()}
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ShardError(f"{path}: {error!r}: expected a manifest of shards") from error
-  for name, checksum in texts.items():
-    if (args.out / name).parent != args.out or file_checksum(args.out / name) != checksum:
-      raise ShardError(f"{args.out / name}: another checksum: expected the manifest's {checksum}")
-  for name, source in ((CONFIG, args.checkpoint / CONFIG), (DRAFT_CONFIG, args.draft and args.draft / CONFIG)):
-    if source is not None and texts.get(name) != file_checksum(source):
-      raise ShardError(f"{args.out / name}: another file: expected {source}")
+    manifest = json.loads(read_file(path))
+    if not isinstance(manifest, dict):
+      raise ValueError(type(manifest).__name__)
+  except (ValueError, RecursionError) as error:
+    raise ShardError(f"{path}: {error!r:.200}: expected a manifest of shards") from error
+  demand_equal(path, manifest.get("tp"), args.tp, ".tp")
+  if (manifest.get("draft_config") is None) != (args.draft is None):
+    raise ShardError(f"{path}: draft_config: {shown(manifest.get('draft_config'))}: expected " +
+                     ("--draft, the drafter's checkpoint" if args.draft is None else "shards of a drafter too"))
+  texts = read_texts(args)
+  told = told_checksums(path, manifest, sharding)
+  for name, data in texts.items():
+    if read_file(args.out / name) != data:
+      raise ShardError(f"{args.out / name}: another file: expected the checkpoint's")
   files = RankFiles(args.out, sharding.plan, writing=False)
   try:
-    wrong = Work(sharding, files, args.jobs, ctrl_c).check(range(len(tensors)), expected, "verifying", compare=True)
+    demand_equal(path, manifest, manifest_of(sharding, files, told, texts))
+    tensors = sharding.plan["tensors"]
+    wrong = Work(sharding, files, args.jobs, ctrl_c).check(range(len(tensors)), told, "verifying", compare=True)
   finally:
     files.close()
   if wrong:
@@ -226,6 +265,7 @@ def verify(args: argparse.Namespace, sharding: Sharding, ctrl_c: CtrlC) -> None:
 
 
 def main() -> int:
+  sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names of files may be any bytes
   args = parse_arguments()
   ctrl_c = CtrlC()
   try:

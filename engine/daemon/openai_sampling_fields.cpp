@@ -18,10 +18,10 @@ void read_seed(const Json& value, Draft& draft) {
   draft.has_seed = true;
   if (value.is_number_unsigned()) {
     draft.request.seed = value.get<uint64_t>();
-  } else if (value.is_number_integer()) {
-    draft.request.seed = static_cast<uint64_t>(value.get<int64_t>());
-  } else {
+  } else if (value.is_number_float() && std::abs(value.get<double>()) >= 0x1p63) {
     throw invalid_value("seed", shown(value), "an integer from -2^63 to 2^64 - 1");
+  } else {
+    draft.request.seed = static_cast<uint64_t>(read_integer("seed", value, INT64_MIN, INT64_MAX));
   }
 }
 

@@ -166,10 +166,12 @@ def test_existing_output(tmp_path):
   assert contents(out) == contents(tmp_path / "four")
   other = tmp_path / "other"
   other.mkdir()
-  (other / "notes.txt").write_text("mine")
+  for name in ("notes.txt", "thesis.partial", "rank-a-of-b.safetensors"):
+    (other / name).write_text("mine")
   demand_refusal(tool(SHARD, MODEL, other, "--tp", "2"), "not empty")
   shard(MODEL, other, "--tp", "2", "--overwrite")
-  assert (other / "notes.txt").read_text() == "mine"
+  for name in ("notes.txt", "thesis.partial", "rank-a-of-b.safetensors"):
+    assert (other / name).read_text() == "mine"
   demand_refusal(tool(SHARD, MODEL, tmp_path / "out" / "config.json", "--tp", "2"), "expected a directory")
 
 
@@ -216,7 +218,7 @@ def test_verify_finds_what_is_wrong(tmp_path):
   demand_refusal(tool(SHARD, *arguments), "another header")
   flip(rank, 100)
   flip(out / "tiktoken.model", 5)
-  demand_refusal(tool(SHARD, *arguments), "tiktoken.model: another checksum")
+  demand_refusal(tool(SHARD, *arguments), "tiktoken.model: another file")
   flip(out / "tiktoken.model", 5)
   demand_refusal(tool(SHARD, MODEL, out, "--tp", "4", "--verify"), "tp: 2: expected 4")
   manifest = json.loads((out / "manifest.json").read_text())
@@ -229,6 +231,58 @@ def test_verify_finds_what_is_wrong(tmp_path):
   demand_refusal(tool(SHARD, *arguments), "manifest.json")
 
 
+@pytest.mark.parametrize("change, words", [
+  (lambda m: m.update(format_version=2), "manifest.json: format_version: 2: expected 1"),
+  (lambda m: m.update(tile_layout="zzz"), "tile_layout: zzz: expected "),
+  (lambda m: m["ranks"][0].update(file="nope"), "ranks.0.file: nope: expected rank-00000-of-00002.safetensors"),
+  (lambda m: m["ranks"][1].update(bytes=5), "ranks.1.bytes: 5: expected "),
+  (lambda m: m["ranks"][0]["checksums"].update(x="0"), "ranks.0.checksums.x: 0: expected no such field"),
+  (lambda m: m["files"]["config.json"].update(bytes=1), "files.config.json.bytes: 1: expected "),
+  (lambda m: m["files"].update({"a\0b": {}}), "expected no such field"),
+  (lambda m: m["files"].pop("tokenizer_config.json"), "files.tokenizer_config.json: null: expected "),
+  (lambda m: m.update(config="x"), "config: x: expected config.json"),
+  (lambda m: m.update(ranks=7), "ranks: 7: expected an array of 2"),
+  (lambda m: m["ranks"].__setitem__(0, {}), "ranks: KeyError('checksums'): expected the checksums of every tensor"),
+])
+def test_verify_wants_the_manifest_that_would_be_written(two_ranks, change, words):
+  path = two_ranks / "manifest.json"
+  text = path.read_text()
+  manifest = json.loads(text)
+  change(manifest)
+  path.write_text(json.dumps(manifest))
+  try:
+    demand_refusal(tool(SHARD, MODEL, two_ranks, "--tp", "2", "--verify"), words)
+  finally:
+    path.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+  out = tmp_path_factory.mktemp("two") / "out"
+  shard(MODEL, out, "--tp", "2")
+  return out
+
+
+def test_verify_waits_for_no_fifo_and_survives_deep_json(tmp_path):
+  out = tmp_path / "out"
+  shard(MODEL, out, "--tp", "2")
+  for name in (rank_name(0, 2), "tiktoken.model", "manifest.json"):
+    (out / name).rename(tmp_path / "kept")
+    os.mkfifo(out / name)
+    demand_refusal(tool(SHARD, MODEL, out, "--tp", "2", "--verify", timeout=60), f"{name}: not a file")
+    (out / name).unlink()
+    (tmp_path / "kept").rename(out / name)
+  (out / "manifest.json").write_text("[" * 100_000)
+  demand_refusal(tool(SHARD, MODEL, out, "--tp", "2", "--verify"), "expected a manifest of shards")
+
+
+def test_a_name_that_is_no_text(tmp_path):
+  out = os.fsencode(tmp_path) + b"/\xff"
+  environment = clean_environment() | {"PYTHONIOENCODING": "utf-8:strict"}
+  done = subprocess.run([sys.executable, os.fspath(SHARD), os.fspath(MODEL), out, "--tp", "2"], capture_output=True, env=environment)
+  assert done.returncode == 0 and b"2 ranks" in done.stdout, done.stderr
+
+
 def test_shards_are_no_checkpoint(tmp_path):
   shards = tmp_path / "shards"
   shard(MODEL, shards, "--tp", "2", "--draft", DRAFT)
@@ -237,7 +291,7 @@ def test_shards_are_no_checkpoint(tmp_path):
   demand_refusal(tool(SHARD, MODEL, shards, "--tp", "2", "--verify"), "draft_config: draft_config.json: expected --draft")
   shard(MODEL, tmp_path / "alone", "--tp", "2")
   demand_refusal(tool(SHARD, MODEL, tmp_path / "alone", "--tp", "2", "--draft", DRAFT, "--verify"),
-                 "draft_config: None: expected shards of a drafter too")
+                 "draft_config: null: expected shards of a drafter too")
 
 
 def test_a_hub_s_links_and_spaces_in_names(tmp_path):

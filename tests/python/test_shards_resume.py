@@ -81,7 +81,9 @@ def write_journal(out, whole_blobs, n_finished, cut):
     header = json.loads(blob[8:start])
     end = start + header[names[n_finished]]["data_offsets"][0]
     path.unlink()
-    (out / f"{path.name}.partial").write_bytes(blob[:end])
+    (out / f"{path.name}.partial").write_bytes(bytes(blob[:end]) + bytes(len(blob) - end))
+  partials = [(out / f"{rank_name(rank, 4)}.partial").stat() for rank in range(4)]
+  lines.insert(1, json.dumps({"boot": json.loads(first)["boot"], "files": [[of.st_ino, of.st_size] for of in partials]}))
   (out / "sharding.journal").write_text("\n".join(lines) + "\n" + cut)
   return names
 
@@ -109,7 +111,8 @@ def test_after_a_restart_of_the_machine_nothing_is_believed_unread(tmp_path, who
   write_journal(out, whole[0], 30, "")
   journal = out / "sharding.journal"
   first, *rest = journal.read_text().splitlines()
-  journal.write_text("\n".join([json.dumps({**json.loads(first), "boot": "another"}), *rest]) + "\n")
+  texts = [json.dumps(json.loads(line) | ({"boot": "another"} if "boot" in line else {})) for line in (first, *rest)]
+  journal.write_text("\n".join(texts) + "\n")
   path = out / f"{rank_name(0, 4)}.partial"
   with open(path, "r+b") as file:
     file.seek(4096 * 40)
@@ -119,9 +122,47 @@ def test_after_a_restart_of_the_machine_nothing_is_believed_unread(tmp_path, who
   assert contents(out) == whole[0]
 
 
+@pytest.mark.parametrize("how", ["gone", "cut", "another"])
+def test_rank_files_that_are_not_those_of_the_run_are_read_first(tmp_path, whole, how):
+  out = tmp_path / "out"
+  write_journal(out, whole[0], 30, "")
+  path = out / f"{rank_name(1, 4)}.partial"
+  if how == "gone":
+    path.unlink()
+  elif how == "cut":
+    os.truncate(path, path.stat().st_size // 3)
+  else:
+    data = path.read_bytes()
+    path.rename(tmp_path / "kept")   # its place on the disk stays taken
+    path.write_bytes(data[:8192] + bytes(len(data) - 8192))
+  shard(MODEL, out, *ARGUMENTS)
+  assert contents(out) == whole[0]
+
+
+def test_what_a_disk_refused_is_made_anew(tmp_path, whole):
+  out = tmp_path / "out"
+  program = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT / "tools")!r})
+sys.argv = ["shard_weights.py", *{[os.fspath(argument) for argument in (MODEL, out, *ARGUMENTS)]!r}]
+def refuse(descriptor):
+  raise OSError(5, "Input/output error")
+os.fdatasync = os.fsync = refuse
+import shard_weights
+sys.exit(shard_weights.main())
+"""
+  done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, env=clean_environment())
+  demand_refusal(done, "Input/output error")
+  assert not looks_complete(out)
+  assert "tensor" not in json.dumps([json.loads(line) for line in (out / "sharding.journal").read_text().splitlines()][1:])
+  shard(MODEL, out, *ARGUMENTS)
+  assert contents(out) == whole[0]
+
+
 def test_a_run_of_something_else_is_not_continued(tmp_path, whole):
   out = tmp_path / "out"
   write_journal(out, whole[0], 10, "")
+  first = (out / "sharding.journal").read_text().splitlines(keepends=True)[0]
   before = contents(out)
   demand_refusal(tool(SHARD, MODEL, out, "--tp", "2"), "shards of another checkpoint, tp or drafter, begun")
   demand_refusal(tool(SHARD, MODEL, out, "--tp", "4"), "shards of another checkpoint, tp or drafter, begun")
@@ -129,7 +170,9 @@ def test_a_run_of_something_else_is_not_continued(tmp_path, whole):
   shutil.copytree(MODEL, other)
   os.utime(other / "model-00001-of-000002.safetensors", ns=(1, 1))
   demand_refusal(tool(SHARD, other, out, *ARGUMENTS), "begun")
-  for text in ("garbage\n", "{}\n", "[1, 2]\n", '{"boot": 3}\n{"tensor": "x"}\n', "\0\n"):
+  for text in ("garbage\n", "{}\n", "[1, 2]\n", '{"boot": 3}\n{"tensor": "x"}\n', "\0\n",
+               "[" * 3000 + "\n", *(first + line + "\n" for line in ('{"tensor": 1, "checksums": []}', '{"tensor": 1e400}',
+                                                                    '{"tensor": -1, "checksums": ["", "", "", ""]}'))):
     (out / "sharding.journal").write_text(text)
     demand_refusal(tool(SHARD, MODEL, out, *ARGUMENTS), "begun")
   assert contents(out).keys() == before.keys()

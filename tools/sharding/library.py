@@ -29,6 +29,12 @@ class Checksum:
     return f"{value[0]:016x}"
 
 
+def checksum_of(data: bytes) -> str:
+  checksum = Checksum()
+  checksum.update(data)
+  return checksum.hex()
+
+
 def file_checksum(path: str | os.PathLike[str]) -> str:
   checksum = Checksum()
   with open(path, "rb") as file:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import pathlib
+import stat
 import struct
 import threading
 from collections.abc import Iterator
@@ -52,6 +53,35 @@ def offsets_of(plan: dict[str, Any]) -> list[int]:
   return offsets
 
 
+def open_file(path: pathlib.Path, flags: int) -> int:
+  """A descriptor of a regular file; of anything else an error, at once: a FIFO would wait for its other end."""
+  descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+  if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    os.close(descriptor)
+    raise ShardError(f"{path}: not a file: expected a regular one")
+  return descriptor
+
+
+def read_file(path: pathlib.Path) -> bytes:
+  with open(open_file(path, os.O_RDONLY), "rb") as file:
+    return file.read()
+
+
+def path_of(out: pathlib.Path, name: str, *, writing: bool) -> pathlib.Path:
+  """Of a rank file. A run that was killed between two renames left finished names behind."""
+  whole = out / name
+  return whole if not writing or whole.exists() else whole.with_name(whole.name + PARTIAL)
+
+
+def identities(out: pathlib.Path, plan: dict[str, Any]) -> list[list[int] | None]:
+  """Which files, and how long, the ranks' are now."""
+  found: list[list[int] | None] = []
+  for name in plan["files"]:
+    path = path_of(out, name, writing=True)
+    found.append([(status := path.stat()).st_ino, status.st_size] if path.exists() else None)
+  return found
+
+
 def sync_directory(folder: pathlib.Path) -> None:
   descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
   try:
@@ -82,8 +112,8 @@ class RankFiles:
     flags = os.O_RDWR | os.O_CREAT if writing else os.O_RDONLY
     try:
       for rank, header in enumerate(self._headers):
-        path = self.path(rank, writing)
-        self._descriptors.append(os.open(path, flags | os.O_CLOEXEC, 0o644))
+        path = path_of(out, self._names[rank], writing=writing)
+        self._descriptors.append(open_file(path, flags))
         size = len(header) + plan["rank_bytes"]
         if writing:
           os.ftruncate(self._descriptors[rank], size)
@@ -95,11 +125,6 @@ class RankFiles:
     except BaseException:
       self.close()
       raise
-
-  def path(self, rank: int, writing: bool) -> pathlib.Path:
-    """A run that was killed between two renames left finished names behind."""
-    whole = self._out / self._names[rank]
-    return whole if not writing or whole.exists() else whole.with_name(whole.name + PARTIAL)
 
   def write(self, rank: int, data: memoryview, offset: int) -> None:
     self._write_at(rank, data, len(self._headers[rank]) + offset, self._out / self._names[rank])
@@ -151,8 +176,8 @@ class RankFiles:
     """On disk, under their own names."""
     for descriptor in self._descriptors:
       os.fsync(descriptor)
-    for rank, name in enumerate(self._names):
-      path = self.path(rank, True)
+    for name in self._names:
+      path = path_of(self._out, name, writing=True)
       if path.name != name:
         os.rename(path, self._out / name)
     sync_directory(self._out)
@@ -170,14 +195,18 @@ class Journal:
   """Which tensors are finished, with their checksums by rank: lines that are only ever appended.
 
   The first line says of what: a journal of another checkpoint, layout or tp is not this run's. A tensor's line is written
-  once its last byte was handed to the kernel. That outlives the process; a restart of the machine it may not, so `trusted`
-  is false after one, and what the journal says must be read again before it counts.
+  once its last byte was handed to the kernel. That outlives the process; a restart of the machine it may not, and somebody
+  may have moved, cut or copied the rank files: then `trusted` is false, and what the journal says must be read again before
+  it counts.
   """
 
-  def __init__(self, out: pathlib.Path, of: dict[str, Any]) -> None:
+  def __init__(self, out: pathlib.Path, of: dict[str, Any], plan: dict[str, Any]) -> None:
     self._path = out / JOURNAL
     self._of = of
-    self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115  # the lock lives as long as the object
+    self._n_tensors, self._tp = len(plan["tensors"]), plan["tp"]
+    self._there = identities(out, plan)
+    # The lock lives as long as the object.
+    self._file = open(open_file(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b", buffering=0)  # noqa: SIM115
     try:
       fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -195,26 +224,36 @@ class Journal:
       self._file.truncate(whole)  # a kill cut the last line off
     if whole == 0:
       self._append({**self._of, "boot": self._boot})
-      return False, True
+      return False, False
     try:
       first, *entries = [json.loads(line) for line in text[:whole].splitlines()]
-      boot = first.pop("boot")
+      boot, files = first.pop("boot"), None
       for entry in entries:
-        boot = entry.get("boot", boot)
+        boot, files = entry.get("boot", boot), entry.get("files", files)
         if "tensor" in entry:
-          self.finished[int(entry["tensor"])] = [str(value) for value in entry["checksums"]]
+          self.finished[self._index(entry["tensor"])] = self._checksums(entry["checksums"])
         if "forgotten" in entry:
-          del self.finished[int(entry["forgotten"])]
-    except (ValueError, KeyError, TypeError, AttributeError):
+          del self.finished[self._index(entry["forgotten"])]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
       return True, False
-    return first != self._of, boot != "" and boot == self._boot
+    return first != self._of, boot != "" and boot == self._boot and files == self._there
+
+  def _index(self, tensor: Any) -> int:
+    if not (isinstance(tensor, int) and 0 <= tensor < self._n_tensors):
+      raise ValueError(tensor)
+    return tensor
+
+  def _checksums(self, values: Any) -> list[str]:
+    if not (isinstance(values, list) and len(values) == self._tp and all(isinstance(value, str) for value in values)):
+      raise ValueError(values)
+    return values
 
   def _append(self, entry: dict[str, Any]) -> None:
     self._file.write(json.dumps(entry).encode() + b"\n")
 
   def start_anew(self) -> None:
     self._file.truncate(0)
-    self.finished, self.of_another_run, self.trusted = {}, False, True
+    self.finished, self.of_another_run, self.trusted = {}, False, False
     self._append({**self._of, "boot": self._boot})
 
   def add(self, tensor: int, checksums: list[str]) -> None:
@@ -225,10 +264,10 @@ class Journal:
     del self.finished[tensor]
     self._append({"forgotten": tensor})
 
-  def trust(self) -> None:
-    """Everything that is left was read and found as it was written."""
+  def trust(self, files: list[list[int] | None]) -> None:
+    """Everything that is left was read from these files and found as it was written."""
     self.trusted = True
-    self._append({"boot": self._boot})
+    self._append({"boot": self._boot, "files": files})
 
   def remove(self) -> None:
     with contextlib.suppress(FileNotFoundError):
