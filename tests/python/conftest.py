@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 
@@ -19,6 +20,9 @@ MODELS = ROOT / "models"
 GOLDEN = ROOT / "tests" / "golden"
 FULL = os.environ.get("KDTREE_TEST_FULL") == "1"
 RUN = os.environ.get("KDTREE_RUN") or str(pathlib.Path(sys.prefix) / "bin" / "kdtree-run")
+
+# A shell's background jobs ignore Ctrl-C, and what they start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def matrix(items):

@@ -201,7 +201,8 @@ TEST_CASE("an operation that fails in the middle of a round ends every request b
     std::vector<std::shared_ptr<Request>> requests;
     for (int i = 0; i < 6; ++i) requests.push_back(engine->submit(settings_of(30, 400, static_cast<uint64_t>(i))));
     requests[0]->next(1, -1);
-    left->store(static_cast<int64_t>(random() % 400));
+    // A recorded round counts once: on CUDA 400 of them are all that the first stream needs.
+    left->store(static_cast<int64_t>(random() % (on_cuda() ? 60 : 400)));
     for (const auto& request : requests) {
       read_all(*request);
       const Result result = request->result();
