@@ -55,10 +55,11 @@ std::shared_ptr<const std::string> share_cpu_target(const char* name) {
 // Threads of one rank: those of its process, or, where nothing was said, the CPUs it may use. Ranks of a process share them,
 // and so do processes on one machine that their launcher has not bound to CPUs of their own.
 int rank_threads(int threads, const Communicator* comm, bool launched) {
-  int all = threads > 0 ? threads : ThreadPool::available_cpus(), sharers = comm && !launched ? comm->size() : 1;
-  const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-  if (launched && threads == 0 && local && all >= sysconf(_SC_NPROCESSORS_ONLN)) sharers = std::max(1, std::atoi(local));
-  return std::max(1, all / sharers);
+  const int all = threads > 0 ? threads : ThreadPool::available_cpus();
+  const char* local = launched ? std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE") : nullptr;
+  if (!local) return std::max(1, all / (comm ? comm->size() : 1));
+  const bool unbound = threads == 0 && all >= sysconf(_SC_NPROCESSORS_ONLN);
+  return std::max(1, all / (unbound ? std::max(1, std::atoi(local)) : 1));
 }
 
 // The CPU backend with its hold on the process's instruction set.

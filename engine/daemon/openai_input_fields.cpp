@@ -92,7 +92,7 @@ void read_tools(const Json& value, Draft& draft) {
 
 void read_tool_choice(const Json& value, Draft& draft) {
   if (value == "auto") return;
-  if (value != "none") throw unsupported("tool_choice", "auto and none are: calls cannot be forced");
+  if (value != "none") throw unsupported("tool_choice", "only auto and none are supported: calls cannot be forced");
   draft.tools_off = true;
 }
 

@@ -42,7 +42,7 @@ Field ignored(std::string name, unsigned endpoints) {
 // A field of other servers whose one value means what this server does anyway.
 Field only(std::string name, unsigned endpoints, Json value) {
   return {name, endpoints, {{"const", value}}, [=](const Json& given, Draft&) {
-            if (given != value) throw unsupported(name, "only " + write_json(value) + " is");
+            if (given != value) throw unsupported(name, "only " + write_json(value) + " is supported");
           }};
 }
 

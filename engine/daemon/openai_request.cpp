@@ -38,7 +38,7 @@ void settle_completion(Draft& draft) {
   if (!request.max_tokens) request.max_tokens = kDefaultCompletionTokens;
   // The best of one answer is that answer.
   if (draft.best_of && *draft.best_of != request.n) {
-    throw unsupported("best_of", "only the value of n is");
+    throw unsupported("best_of", "only the value of n is supported");
   }
 }
 
