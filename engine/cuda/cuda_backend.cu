@@ -11,6 +11,7 @@
 #include "cuda/cuda_ops.h"
 #include "cuda/device.cuh"
 #include "cuda/rank_meeting.h"
+#include "cuda/upload_ring.h"
 
 namespace kdt::cuda {
 namespace {
@@ -103,6 +104,7 @@ CudaOps::~CudaOps() {
 }
 
 void CudaOps::release() {
+  uploads_.reset();
   for (auto& [key, graph] : graphs_)
     if (graph.exec) cudaGraphExecDestroy(graph.exec);
   for (cudaEvent_t event : events_)
@@ -164,6 +166,7 @@ void* CudaOps::weight_memory(size_t bytes) {
   if (slabs_.empty() || slab_used_ + size > slabs_.back().bytes()) {
     slabs_.push_back(allocate(std::max(size, std::clamp(weight_bytes_ / kSlabShare, kLeastSlab, kMostSlab))));
     slab_used_ = 0;
+    check(cudaStreamSynchronize(stream_), "cudaMemset");   // before other streams write to it
   }
   std::byte* memory = slabs_.back().as<std::byte>() + slab_used_;
   slab_used_ += size;
@@ -171,9 +174,9 @@ void* CudaOps::weight_memory(size_t bytes) {
   return memory;
 }
 
-std::byte* CudaOps::staging() {
-  if (!staging_.data()) staging_ = allocate(kStagingBytes);
-  return staging_.as<std::byte>();
+UploadRing& CudaOps::uploads() {
+  if (!uploads_) uploads_ = std::make_unique<UploadRing>(*this, stream_);
+  return *uploads_;
 }
 
 // Logits, work memory and recorded rounds come after the pages.
@@ -240,6 +243,7 @@ void CudaOps::submit(const SubmitKey* key, const std::function<void()>& work) {
 
 // Of several ranks each calls its own part, and all of it becomes one graph: the others' streams fork from rank 0's and join it.
 CudaOps::Graph CudaOps::record(const std::function<void()>& work) {
+  uploads_.reset();
   struct Recorded {
     cudaGraph_t graph = nullptr;
     ~Recorded() {

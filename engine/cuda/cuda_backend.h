@@ -20,6 +20,7 @@ namespace kdt::cuda {
 void check(cudaError_t status, const char* what);
 
 class RankMeeting;
+class UploadRing;
 
 class CudaOps final : public Ops {
  public:
@@ -99,10 +100,10 @@ class CudaOps final : public Ops {
   void replay(const Graph& graph);
   void* weight_memory(size_t bytes);   // zero, 256-byte aligned, freed with the backend
   Matrix upload_tiled(std::span<const Int4Source> stacked, int64_t group_size);
-  // Queues tiles and scales to the device, and waits for them.
+  // Queues tiles and scales to the device.
   Matrix put_tiles(std::span<const std::byte> words, std::span<const std::byte> scales, int64_t n_out, int64_t n_in,
                    int64_t group_size);
-  std::byte* staging();                // kStagingBytes of the device for what uploads rearrange
+  UploadRing& uploads();               // made with the first weights, and gone with the first recorded round
 
   int device_;
   std::unique_ptr<RankMeeting> ranks_; // null: the only rank
@@ -119,11 +120,10 @@ class CudaOps final : public Ops {
   size_t slab_used_ = 0;               // of the last slab
   size_t weight_bytes_ = 0;
   std::deque<std::vector<Matrix>> groups_;
-  Buffer staging_;
+  std::unique_ptr<UploadRing> uploads_;
   Buffer router_parts_;                // of the logits of a few rows
 };
 
 constexpr size_t kRouterPartsBytes = 2 << 20;   // 8 parts, 64 rows, 1024 experts
-constexpr size_t kStagingBytes = 64 << 20;
 
 }  // namespace kdt::cuda

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "checkpoint/int4_tiles.h"
 #include "cuda/device.cuh"
+#include "cuda/upload_ring.h"
 
 namespace kdt::cuda {
 namespace {
@@ -93,12 +94,10 @@ Matrix CudaOps::put_tiles(std::span<const std::byte> words, std::span<const std:
   enter();
   const auto put = [&](std::span<const std::byte> from) {
     void* to = weight_memory(from.size());
-    check(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, stream_), "upload_int4");
+    uploads().copy(from.data(), from.size(), to);
     return to;
   };
-  const Matrix made{put(words), put(scales), n_out, n_in, group_size};
-  check(cudaStreamSynchronize(stream_), "upload_int4");
-  return made;
+  return {put(words), put(scales), n_out, n_in, group_size};
 }
 
 Matrix CudaOps::upload_tiled(std::span<const Int4Source> sources, int64_t group_size) {

@@ -1,8 +1,7 @@
-// Uploads: weights leave the mapped checkpoint in pieces, and are laid out on the device.
-#include <algorithm>
-
+// Uploads of BF16: weights leave the mapped checkpoint in pieces, and are laid out on the device.
 #include "base/error.h"
 #include "cuda/linear.cuh"
+#include "cuda/upload_ring.h"
 
 namespace kdt::cuda {
 namespace {
@@ -36,28 +35,22 @@ pack_kernel(const uint16_t* source, int64_t n_rows, int64_t n_in, Place place, u
   to[upper + 2] = v[2] | v[3] << 16;
 }
 
-// Rows of a checkpoint's matrix, by way of the staging memory. Returns before they are laid out.
-void pack(cudaStream_t stream, std::byte* staging, const MatrixSource& source, Place place, void* packed) {
+// Rows of a checkpoint's matrix, by way of staging memory. Returns before they are laid out.
+void pack(UploadRing& uploads, const MatrixSource& source, Place place, void* packed) {
   const auto row_bytes = static_cast<size_t>(source.n_in) * sizeof(bf16);
   const size_t pitch = source.row_stride > 0 ? static_cast<size_t>(source.row_stride) * sizeof(bf16) : row_bytes;
-  if (row_bytes > kStagingBytes)
+  if (row_bytes > UploadRing::kSlotBytes)
     fail(Status::unsupported, "matrix", std::to_string(source.n_in) + " inputs",
-         "at most " + std::to_string(kStagingBytes / sizeof(bf16)));
-  const auto most = static_cast<int64_t>(kStagingBytes / row_bytes);
-  for (int64_t row = 0; row < source.n_out; row += most) {
-    const int64_t rows = std::min(most, source.n_out - row);
-    const std::byte* from = source.bf16 + static_cast<size_t>(row) * pitch;
-    const auto n = static_cast<size_t>(rows);
-    check(pitch == row_bytes
-              ? cudaMemcpyAsync(staging, from, n * row_bytes, cudaMemcpyHostToDevice, stream)
-              : cudaMemcpy2DAsync(staging, row_bytes, from, pitch, row_bytes, n, cudaMemcpyHostToDevice, stream),
-          "upload");
+         "at most " + std::to_string(UploadRing::kSlotBytes / sizeof(bf16)));
+  uploads.stage(source.bf16, static_cast<size_t>(source.n_out), row_bytes, pitch,
+                [&](const std::byte* staged, size_t first, size_t n, cudaStream_t stream) {
+    const auto row = static_cast<int64_t>(first), rows = static_cast<int64_t>(n);
     const int64_t threads = rows * steps_of(source.n_in) * (kStepInputs / kQuad);
     pack_kernel<<<static_cast<unsigned>(divide_up(threads, kThreads)), kThreads, 0, stream>>>(
-        reinterpret_cast<const uint16_t*>(staging), rows, source.n_in, {place.first + row, place.tile, place.step},
+        reinterpret_cast<const uint16_t*>(staged), rows, source.n_in, {place.first + row, place.tile, place.step},
         static_cast<uint32_t*>(packed));
     launched("pack_kernel");
-  }
+  });
 }
 
 }  // namespace
@@ -65,8 +58,7 @@ void pack(cudaStream_t stream, std::byte* staging, const MatrixSource& source, P
 const void* CudaOps::upload_raw(const std::byte* source, size_t bytes) {
   enter();
   void* memory = weight_memory(bytes);
-  check(cudaMemcpyAsync(memory, source, bytes, cudaMemcpyHostToDevice, stream_), "upload");
-  check(cudaStreamSynchronize(stream_), "upload");
+  uploads().copy(source, bytes, memory);
   return memory;
 }
 
@@ -79,10 +71,9 @@ Matrix CudaOps::upload_matrix(std::span<const MatrixSource> stacked) {
   void* packed = weight_memory(static_cast<size_t>(packed_size(tiles_of(n_out), steps_of(n_in))) * sizeof(bf16));
   int64_t row = 0;
   for (const auto& source : stacked) {
-    pack(stream_, staging(), source, {row, 0, 1}, packed);
+    pack(uploads(), source, {row, 0, 1}, packed);
     row += source.n_out;
   }
-  check(cudaStreamSynchronize(stream_), "upload");
   return {packed, nullptr, n_out, n_in, 0};
 }
 
@@ -90,9 +81,8 @@ Matrix CudaOps::upload_gate_up(const MatrixSource& gate, const MatrixSource& up)
   enter();
   const int64_t tiles = 2 * tiles_of(gate.n_out);
   void* packed = weight_memory(static_cast<size_t>(packed_size(tiles, steps_of(gate.n_in))) * sizeof(bf16));
-  pack(stream_, staging(), gate, {0, 0, 2}, packed);
-  pack(stream_, staging(), up, {0, 1, 2}, packed);
-  check(cudaStreamSynchronize(stream_), "upload");
+  pack(uploads(), gate, {0, 0, 2}, packed);
+  pack(uploads(), up, {0, 1, 2}, packed);
   return {packed, nullptr, gate.n_out + up.n_out, gate.n_in, 0};
 }
 
