@@ -234,14 +234,18 @@ void Batch::run_round() {
 
 void Batch::observe(const RoundResult& result) {
   double tokens = 0;
-  int64_t rows = 0, depths = 0, deepest = 0;
+  int64_t rows = 0, depths = 0, deepest = 0, n_auto = 0, auto_nodes = 0;
   bool automatic = false;
   for (size_t i = 0; i < decoding_.size(); ++i) {
     const DecodeResult& decoded = result.decode[i];
     const size_t accepted = decoded.path.size() - 1;
     const int64_t budget = decode_tasks_[i].plan.budget;
-    if (decode_tasks_[i].plan.calibration >= 0)
+    if (decode_tasks_[i].plan.calibration >= 0) {
       for (const int32_t depth : decoded.tree.depth) deepest = std::max<int64_t>(deepest, depth);
+      ++n_auto;
+      auto_nodes += decoded.tree.n_nodes;
+      done_.auto_accepted += static_cast<int64_t>(accepted);
+    }
     decoding_[i]->controller.observe(decoded);
     automatic |= decoding_[i]->controller.automatic();
     tokens += static_cast<double>(decoded.tokens.size());
@@ -260,6 +264,9 @@ void Batch::observe(const RoundResult& result) {
   for (const PrefillTask& task : prefill_tasks_) done_.prompt_tokens += static_cast<int64_t>(task.tokens.size());
   done_.distinct_experts = result.distinct_experts;
   done_.read_bytes = limits_.dense_bytes + limits_.expert_bytes * round_.expected_experts(rows + done_.prompt_tokens);
+  const auto automatic_streams = static_cast<double>(n_auto);
+  if (n_auto > 0)
+    done_.auto_expected = automatic_streams * result.outlook.at(static_cast<double>(auto_nodes) / automatic_streams);
   habits_.learn(result.outlook, deepest);
   if (prefill_tasks_.empty()) costs_.observe_verify(rows, result.room, result.verify_seconds);
   if (done_.drafts > 0) costs_.observe_draft(depths, done_.drafts, result.draft_seconds);

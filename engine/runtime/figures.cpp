@@ -28,6 +28,8 @@ constexpr FigureFamily kFamilies[] = {
     {"spec_decode_num_draft_tokens_total", FigureKind::counter, "Draft nodes verified"},
     {"spec_decode_num_accepted_tokens_total", FigureKind::counter, "Draft nodes accepted"},
     {"spec_decode_num_accepted_tokens_per_pos_total", FigureKind::counter, "Draft nodes accepted, by depth from 0"},
+    {"spec_auto_expected_tokens_total", FigureKind::counter, "Draft nodes of mode auto that it expected to be accepted"},
+    {"spec_auto_accepted_tokens_total", FigureKind::counter, "Draft nodes of mode auto that were accepted"},
     {"spec_tree_budget", FigureKind::gauge, "Draft nodes of a tree, mean of the last round that drafted"},
     {"spec_tree_nodes", FigureKind::histogram, "Draft nodes verified of a tree"},
     {"spec_distinct_experts", FigureKind::histogram, "Distinct experts of a layer in one pass, mean over layers, one pass in 512"},
@@ -115,6 +117,8 @@ void Figures::add_round(const RoundFigures& round) {
   drafts_ += static_cast<double>(round.drafts);
   draft_nodes_ += static_cast<double>(round.draft_nodes);
   accepted_ += static_cast<double>(round.accepted);
+  auto_expected_ += round.auto_expected;
+  auto_accepted_ += static_cast<double>(round.auto_accepted);
   read_bytes_ += round.read_bytes;
   if (round.drafts > 0) tree_budget_ = static_cast<double>(round.draft_nodes) / static_cast<double>(round.drafts);
   for (const int64_t nodes : round.nodes) tree_nodes_.observe(static_cast<double>(nodes));
@@ -192,6 +196,8 @@ std::vector<Figure> Figures::read() const {
       {"spec_decode_num_drafts_total", drafts_},
       {"spec_decode_num_draft_tokens_total", draft_nodes_},
       {"spec_decode_num_accepted_tokens_total", accepted_},
+      {"spec_auto_expected_tokens_total", auto_expected_},
+      {"spec_auto_accepted_tokens_total", auto_accepted_},
       {"spec_tree_budget", tree_budget_}};
   for (const auto& [name, value] : counters) out.push_back({name, value});
   for (size_t i = 1; i < kFinishes; ++i)

@@ -48,6 +48,8 @@ struct RoundFigures {
   double host_seconds = 0;             // plan, emit and bookkeeping: all that is neither draft nor pass
   int64_t prompt_tokens = 0, generated_tokens = 0;
   int64_t decode_streams = 0, drafts = 0, draft_nodes = 0, accepted = 0;
+  double auto_expected = 0;            // draft nodes of mode auto that were to be accepted, by its calibration
+  int64_t auto_accepted = 0;           // and that were
   std::vector<int64_t> nodes;          // of each tree verified
   std::vector<int64_t> accepted_by_depth;
   double distinct_experts = 0;         // of a layer, mean; 0: not counted in this round
@@ -80,7 +82,7 @@ class Figures {
   double load_seconds_ = 0, measure_seconds_ = 0, n_ranks_ = 1;
   double rounds_ = 0, host_seconds_ = 0, prompt_tokens_ = 0, cached_tokens_ = 0, generated_tokens_ = 0, drafts_ = 0,
          draft_nodes_ = 0, accepted_ = 0, read_bytes_ = 0, cache_queries_ = 0, cache_hits_ = 0, preemptions_ = 0,
-         tree_budget_ = 0;
+         tree_budget_ = 0, auto_expected_ = 0, auto_accepted_ = 0;
   std::array<double, kFinishes> finished_{};
   std::vector<double> accepted_by_depth_;
   Histogram first_token_, interval_, time_per_token_, latency_, queue_, inference_, prefill_, decode_, prompt_length_,

@@ -42,3 +42,17 @@ def test_depths_add_up(session):
     result = session.generate(prompt["ids"], max_tokens=64, ignore_eos=True, speculate="tree", budget=16)
     assert round(result.tokens_per_round * result.rounds) == result.rounds + sum(result.accepted_by_depth)
     assert len(result.accepted_by_depth) <= 7
+
+
+def test_auto_knows_what_its_drafts_bring(session):
+  before = session.stats()
+  for prompt in PROMPTS:
+    session.generate(prompt["ids"], max_tokens=96, ignore_eos=True, speculate="auto")
+  after = session.stats()
+  expected, accepted = (after[name] - before[name]
+                        for name in ("spec_auto_expected_tokens_total", "spec_auto_accepted_tokens_total"))
+  drafted = after["spec_decode_num_draft_tokens_total"] - before["spec_decode_num_draft_tokens_total"]
+  assert 0 <= accepted <= drafted and 0 <= expected <= drafted
+  # The CPU's costs decide how many drafts there are: of a handful no mean can be told.
+  if accepted >= 100:
+    assert expected == pytest.approx(accepted, rel=0.3)
