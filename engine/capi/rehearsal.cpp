@@ -53,6 +53,10 @@ kdt::RehearsalPlan plan_of(const kdt_rehearsal_options& o) {
                           [](double value) { return kdt::capi::real_in_range("overlaps", value, 0, 1); });
   plan.round_nodes = list_of("round_nodes", o.round_nodes, o.n_round_nodes, 0, within("round_nodes", 1, 1024));
   plan.op_nodes = list_of("op_nodes", o.op_nodes, o.n_op_nodes, 0, within("op_nodes", 1, 1024));
+  const double link = kdt::capi::real_in_range("link_gbps", o.link_gbps, 0, 1e6);
+  const double each = kdt::capi::real_in_range("collective_us", o.collective_us, 0, 1e6);
+  check_argument(link > 0 || each == 0, "collective_us", std::to_string(each), "0 without link_gbps");
+  if (link > 0) plan.collectives = kdt::Collectives{plan.tp, each * 1e-6, link * 1e9};
   if (o.progress) plan.progress = &o.progress->progress;
   plan.prompts = list_of("prompts", o.prompts, o.n_prompts, 0, within("prompts", 1, INT32_MAX));
   plan.chunks = list_of("chunks", o.chunks, o.n_chunks, 0, within("chunks", 1, 65536));

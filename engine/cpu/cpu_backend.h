@@ -119,6 +119,7 @@ class CpuOps final : public Ops {
   void commit(const CommitArgs& args) override;
   void count_experts(const CountExpertsArgs& args) override;
   void sum_ranks(const SumRanksArgs& args) override;
+  void pause(double seconds) override;
   void gather_ranks(const GatherRanksArgs& args) override;
 
  private:

@@ -1,5 +1,6 @@
 // Where ranks meet, on the CPU: bytes move through the communicator and are added here.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "base/error.h"
@@ -57,6 +58,13 @@ void CpuOps::gather_ranks(const GatherRanksArgs& args) {
       for (int64_t i = 0; i < rows; ++i)
         place(ranks_->gathered.data() + static_cast<size_t>(rank) * bytes + static_cast<size_t>(i) * row, first + i, rank);
   }
+}
+
+// As a device would: whoever submitted the work waits.
+void CpuOps::pause(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  while (Clock::now() < end) {}
 }
 
 }  // namespace kdt::cpu

@@ -88,6 +88,7 @@ class CudaOps final : public Ops {
   void count_experts(const CountExpertsArgs& args) override;
   void sum_ranks(const SumRanksArgs& args) override;
   void gather_ranks(const GatherRanksArgs& args) override;
+  void pause(double seconds) override;
 
  private:
   struct Graph {

@@ -140,6 +140,17 @@ void launch_met(const char* name, void (*kernel)(Args), dim3 grid, unsigned thre
   launched(name);
 }
 
+__global__ void pause_kernel(const __grid_constant__ int64_t nanoseconds) {
+  wait_for_previous();
+  let_next_start();
+  const auto now = [] {
+    int64_t time;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+    return time;
+  };
+  for (const int64_t end = now() + nanoseconds; now() < end;) {}
+}
+
 }  // namespace
 
 void embed_part(cudaStream_t stream, const EmbedArgs& args) {
@@ -172,6 +183,10 @@ void CudaOps::gather_ranks(const GatherRanksArgs& args) {
   const dim3 grid(static_cast<unsigned>(args.n.most), blocks_of(args.width), ranks_ ? static_cast<unsigned>(args.n_ranks) : 1);
   launch_met("gather_kernel", args.element_bytes == 4 ? gather_kernel<uint32_t> : gather_kernel<uint16_t>, grid,
              kThreads, ranks_ != nullptr, stream_, gather);
+}
+
+void CudaOps::pause(double seconds) {
+  launch_overlapping("pause_kernel", pause_kernel, dim3(1), 1, 0, stream_, static_cast<int64_t>(seconds * 1e9));
 }
 
 }  // namespace kdt::cuda

@@ -64,10 +64,16 @@ std::string ms(const Json& value) { return fixed(value.get<double>(), 3); }
 std::string us(const Json& value) { return fixed(value.get<double>(), 1); }
 std::string bytes(const Json& value) { return byte_count(value.get<double>()); }
 
+std::string emulated(const Json& r) {
+  return "sums over ranks waited for: " + fixed(r["collective_us"].get<double>(), 1) + " us each and their bytes at " +
+         fixed(r["link_gbps"].get<double>(), 0) + " GB/s";
+}
+
 std::string heading(const Json& r) {
   const Json& memory = r["memory"];
   std::string text = r["config"].get<std::string>() + ", rank " + r["rank"].dump() + " of " + r["tp"].dump() + ", " +
-                     r["model"]["layers"].dump() + " layers, made-up weights, nothing summed over ranks; experts " +
+                     r["model"]["layers"].dump() + " layers, made-up weights, " +
+                     (r["collectives"] == "none" ? "nothing summed over ranks" : emulated(r)) + "; experts " +
                      (r["routing"] == "router" ? "as the router chooses" : "drawn") + "\n";
   text += r["backend"].get<std::string>() + " " + r["instruction_set"].get<std::string>() + ", reads " +
           fixed(r["read_bandwidth"].get<double>() * 1e-9, 0) + " GB/s; weights " + bytes(memory["weight_bytes"]) + ", " +
@@ -159,7 +165,10 @@ void RehearsalFlags::declare(Flags& flags) {
   };
   value("--preset", text_form(preset, "NAME"), "none", "A published config: kimi-k2.6, with its drafter");
   value("--rank", integer_form(rank, 0, 63), "0", "Whose work is done, of --tp; ranks have equal shapes");
-  value("--collectives", choice_form(collectives, {{"none", 0}}), "none", "What sums over ranks: nothing");
+  value("--collectives", choice_form(collectives, {{"none", 0}, {"emulate", 1}}), "none",
+        "Sums over ranks: none, or as long as they take, waited for");
+  value("--collective-us", number_form(collective_us, 0, 1e6), "7", "Microseconds of each, beside its bytes, when emulated");
+  value("--link-gbps", number_form(link_gbps, 0.001, 1e6), "350", "GB/s that a rank reads from all the others together");
   value("--layers", integer_form(layers, 1), "all", "Only the first so many layers");
   value("--nodes", integers_form(nodes, 1, 1024), joined(kNodes), "Nodes of each stream's tree, its root included");
   value("--prefixes", integers_form(prefixes, 1, kMaxInt32), joined(kPrefixes), "Tokens before them");
@@ -216,6 +225,8 @@ int RehearsalFlags::run(const Flags& flags, const EngineFlags& engine, bool json
   }
   if (!drafts && !round_nodes.empty()) fail_usage(flags.source("--round-nodes"), "rounds with a draft", "--draft DIR beside --model, or none");
 
+  for (const char* name : {"--collective-us", "--link-gbps"})
+    if (!collectives && flags.on_command_line(name)) fail_usage(name, "nothing to wait for", "--collectives emulate beside it");
   const kdt_engine_options backend = engine.to_options();
   kdt_rehearsal_options options;
   check(kdt_rehearsal_options_init(&options, sizeof options));
@@ -232,6 +243,10 @@ int RehearsalFlags::run(const Flags& flags, const EngineFlags& engine, bool json
   options.replays = replays;
   options.routed = routed ? 1 : 0;
   options.seconds = seconds;
+  if (collectives) {
+    options.link_gbps = link_gbps;
+    options.collective_us = collective_us;
+  }
   const auto pass = [](const auto& list, const auto*& values, int64_t& n) {
     values = list.data();
     n = static_cast<int64_t>(list.size());

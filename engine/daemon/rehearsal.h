@@ -14,7 +14,7 @@ struct RehearsalFlags {
   bool synthetic = false, quick = false, routed = false;
   std::string preset;
   int32_t rank = 0, layers = 0, replays = 9, collectives = 0;
-  double seconds = 0;
+  double seconds = 0, collective_us = 7, link_gbps = 350;
   // Empty: the default, that of --quick where it is given. Of round and op nodes: none.
   std::vector<int32_t> nodes, prefixes, streams, round_nodes, op_nodes, prompts, chunks;
   std::vector<double> overlaps;

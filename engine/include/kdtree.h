@@ -376,9 +376,8 @@ typedef struct kdt_rehearsal_options {
   int32_t replays;          /* of each measurement, whose median counts: 1 to 1000, default 9 */
   int32_t routed;           /* 1: experts are the router's choice; 0 (default): drawn, anew for every replay */
   double seconds;           /* no measurement begins after so many; 0 (default): no limit */
-  const int32_t *nodes;     /* steps are measured for every combination of these: nodes of each stream, 1 to 1024, */
-  const int32_t *prefixes;  /*   tokens before them, at least 1, */
-  const int32_t *streams;   /*   and streams, 1 to 64 */
+  const int32_t *nodes, *prefixes, *streams;   /* steps are measured for every combination of these: nodes of each stream, 1 to 1024, */
+                            /*   tokens before them, at least 1, and streams, 1 to 64 */
   const double *overlaps;   /* parts of a node's experts that are its parent's, 0 to 1: those after the first for the first cell alone */
   const int32_t *round_nodes;   /* rounds, with a draft, of so many nodes a stream; none without a drafter */
   const int32_t *op_nodes;  /* every operation of steps of so many nodes, for the first prefix and number of streams */
@@ -386,6 +385,7 @@ typedef struct kdt_rehearsal_options {
   const int32_t *prompts, *chunks;   /* prefill of prompts of so many tokens, in chunks of so many, 1 to 65536 */
   int64_t n_prompts, n_chunks;       /* 0 to 64 each. Of prefixes and prompts those beyond the context are left out */
   kdt_load_progress *progress;       /* NULL, or what another thread reads: measurements done, and all; 0 of 0 while loading */
+  double link_gbps, collective_us;   /* sums over ranks wait for bytes at so many GB/s, and so many us each; 0 (default) GB/s: they do not */
 } kdt_rehearsal_options;
 
 KDT_API kdt_status kdt_rehearsal_options_init(kdt_rehearsal_options *options, uint32_t struct_size);

@@ -77,6 +77,7 @@ class ForwardingOps : public Ops {
   void accept(const AcceptArgs& args) override { real_->accept(args); }
   void commit(const CommitArgs& args) override { real_->commit(args); }
   void count_experts(const CountExpertsArgs& args) override { real_->count_experts(args); }
+  void pause(double seconds) override { real_->pause(seconds); }
   void sum_ranks(const SumRanksArgs& args) override { real_->sum_ranks(args); }
   void gather_ranks(const GatherRanksArgs& args) override { real_->gather_ranks(args); }
 

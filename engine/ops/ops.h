@@ -393,6 +393,7 @@ class Ops {
   virtual void count_experts(const CountExpertsArgs& args) = 0;
   virtual void sum_ranks(const SumRanksArgs& args) = 0;
   virtual void gather_ranks(const GatherRanksArgs& args) = 0;
+  virtual void pause(double seconds) = 0;          // nothing runs for so long: what a rehearsal does in the place of other ranks
 };
 
 }  // namespace kdt

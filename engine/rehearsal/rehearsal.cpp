@@ -139,6 +139,7 @@ Rehearsal::Rehearsal(const RehearsalPlan& plan, const std::function<std::unique_
   n_moe_ = report_.model.n_layers - report_.model.n_dense_layers;
   chain_ = block > 1 ? block - 1 : 7;
   ops_ = std::make_unique<RehearsalOps>(make_ops());
+  if (plan.collectives) ops_->emulate(*plan.collectives);
   report_.backend = ops_->backend();
   report_.instruction_set = ops_->instruction_set();
   report_.threads = ops_->threads();
@@ -261,7 +262,10 @@ StepFigures Rehearsal::measure(const Cell& cell) {
   }
   out.experts = experts / static_cast<double>(std::max<int64_t>(1, n_moe_));
   out.expert_bytes = experts * ops_->expert_bytes();
-  for (const OpCalls& op : ops_->calls()) out.weight_bytes += op.cost.bytes;
+  for (const OpCalls& op : ops_->calls()) {
+    out.weight_bytes += op.cost.bytes;
+    out.collectives += op.cost.pause;
+  }
   const auto tokens = static_cast<double>(cell.prefix * cell.streams * static_cast<int64_t>(ops_->activation_bytes()));
   out.kv_bytes = tokens * static_cast<double>(c.n_layers * (c.kv_lora_rank + c.qk_rope_dim));
   if (cell.kind == Kind::round && cell.nodes > 1)

@@ -1,5 +1,5 @@
 // One rank of a model that is not at hand: its kernels on its shapes with weights from nowhere, timed round by round, beside
-// the bytes that each round must read. Nothing is summed over ranks.
+// the bytes that each round must read. Nothing is summed over ranks; how long that would take may be waited for.
 //
 // A step is a verify pass over trees that are given, and the sampling of their nodes: recorded and replayed like a round's. A
 // round is a round: draft, build, verify, sample, accept, commit. Experts are drawn anew for every replay (routing.h), and counted by
@@ -17,6 +17,7 @@
 #include "checkpoint/config.h"
 #include "ops/ops.h"
 #include "rehearsal/prefill.h"
+#include "rehearsal/rehearsal_ops.h"
 
 namespace kdt {
 
@@ -32,6 +33,7 @@ struct RehearsalPlan {
   std::vector<int64_t> round_nodes;  // rounds: with so many nodes a stream at most, for all prefixes and streams
   std::vector<int64_t> op_nodes;     // operations: of steps of so many nodes, for the first prefix and streams
   std::vector<int64_t> prompts, chunks;   // prefill: of prompts of so many tokens, in chunks of so many
+  std::optional<Collectives> collectives;   // none: sums over ranks take what they take alone
   int64_t replays = 9;
   double seconds = 0;                // no measurement begins after so many, loading included; 0: no limit
   LoadProgress* progress = nullptr;  // of measurements
@@ -43,6 +45,7 @@ struct StepFigures {
   double experts = 0;                // distinct ones a layer, mean over layers and replays
   double expert_bytes = 0, weight_bytes = 0, kv_bytes = 0;   // read at least; weights without experts
   double median = 0, fastest = 0;    // seconds on the backend, from the submission to the last stage
+  double collectives = 0;            // of it, waited for other ranks
   double wall = 0;                   // median seconds on the host, from sending to having waited
   StageSeconds stages = {};          // medians
   double bytes() const { return expert_bytes + weight_bytes + kv_bytes; }

@@ -7,8 +7,8 @@ namespace {
 
 constexpr double kBf16 = 2;
 
-OpCost operator+(OpCost a, OpCost b) { return {a.bytes + b.bytes, a.weights + b.weights}; }
-OpCost operator*(double n, OpCost of) { return {n * of.bytes, n * of.weights}; }
+OpCost operator+(OpCost a, OpCost b) { return {a.bytes + b.bytes, a.weights + b.weights, a.pause + b.pause}; }
+OpCost operator*(double n, OpCost of) { return {n * of.bytes, n * of.weights, n * of.pause}; }
 
 OpCost cost_of(const Matrix& m) {
   const auto weights = static_cast<double>(m.n_out * m.n_in);
@@ -119,11 +119,20 @@ void RehearsalOps::logits(const LinearArgs& args) {
   note("logits " + shape_of(*args.weight), cost_of(*args.weight), [&] { real_->logits(args); });
 }
 
+void RehearsalOps::wait_for_ranks(const Count& rows, int64_t width, size_t element_bytes) {
+  if (collectives_.ranks == 1) return;
+  const double bytes = static_cast<double>((collectives_.ranks - 1) * rows.most * width) * static_cast<double>(element_bytes);
+  const double seconds = collectives_.seconds + bytes / collectives_.bytes_per_second;
+  note("collective", {0, 0, seconds}, [&] { real_->pause(seconds); });
+}
+
 void RehearsalOps::sum_ranks(const SumRanksArgs& args) {
+  wait_for_ranks(args.n, args.width, sizeof(float));
   note("sum_ranks", args.norm_weight ? cost_of_norm(args.width) : OpCost{}, [&] { real_->sum_ranks(args); });
 }
 
 void RehearsalOps::gather_ranks(const GatherRanksArgs& args) {
+  wait_for_ranks(args.n, args.width, args.element_bytes);
   note("gather_ranks", {}, [&] { real_->gather_ranks(args); });
 }
 

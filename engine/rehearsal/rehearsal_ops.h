@@ -18,6 +18,15 @@ namespace kdt {
 struct OpCost {
   double bytes = 0;            // of weights, without those of experts, which depend on the routing
   double weights = 0;          // that a row is multiplied with, those of its experts too
+  double pause = 0;            // seconds that pass for other ranks
+};
+
+// What ranks that are not there take: a sum or a gather of all ranks waits for as long as a rank that reads its part from each of
+// the others over its links, and then works as it does alone.
+struct Collectives {
+  int64_t ranks = 1;
+  double seconds = 0;          // of each, beside its bytes
+  double bytes_per_second = 0; // that a rank reads from all others together
 };
 
 // The calls of one operation in a pass: of linear, of one shape.
@@ -39,6 +48,8 @@ class RehearsalOps final : public ForwardingOps {
   void watch(Watch how, const std::string& name = "");
   // From now on the i-th layer with experts takes them from table + i * stride ([rows, k], the backend's memory); null: from the router.
   void choose(const int32_t* table, int64_t stride) { table_ = table, stride_ = stride; }
+  // From now on such take time; they are an operation of their own, "collective".
+  void emulate(const Collectives& collectives) { collectives_ = collectives; }
   // Work is not recorded, so that all it needs is there before it is.
   void record(bool on) { records_ = on; }
   // Of the last submission.
@@ -77,12 +88,14 @@ class RehearsalOps final : public ForwardingOps {
   template <class F>
   void note(const std::string& name, OpCost cost, const F& op);
   const int32_t* chosen(const int32_t* by_router) const;
+  void wait_for_ranks(const Count& rows, int64_t width, size_t element_bytes);
 
   Watch watch_ = Watch::nothing;
   std::string watched_;
   const int32_t* table_ = nullptr;
   int64_t stride_ = 0, layer_ = 0;   // layer_: of those with experts, in the pass that is being recorded
   bool records_ = true;
+  Collectives collectives_;
   StageSeconds last_;
   double expert_bytes_ = 0;
   std::map<std::pair<Watch, std::string>, int64_t> variants_;   // passes recorded under one key that differ

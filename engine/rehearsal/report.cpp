@@ -9,27 +9,29 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kMs = 1e3, kUs = 1e6;
 
-Json step_json(const StepFigures& step, double bandwidth) {
+Json step_json(const StepFigures& step, double bandwidth, bool collectives) {
   Json stages = Json::object();
   for (size_t i = 0; i < kStages; ++i)
     if (step.stages.seconds[i] > 0) stages[kStageNames[i]] = step.stages.seconds[i] * kMs;
   const double floor = step.bytes() / bandwidth;
-  return {{"nodes", step.nodes},
-          {"prefix", step.prefix},
-          {"streams", step.streams},
-          {"rows", step.nodes * step.streams},
-          {"overlap", step.overlap},
-          {"distinct_experts", step.experts},
-          {"expert_bytes", step.expert_bytes},
-          {"weight_bytes", step.weight_bytes},
-          {"kv_bytes", step.kv_bytes},
-          {"bytes", step.bytes()},
-          {"floor_ms", floor * kMs},
-          {"ms", step.median * kMs},
-          {"fastest_ms", step.fastest * kMs},
-          {"host_ms", step.wall * kMs},
-          {"times_floor", step.median / floor},
-          {"stages_ms", stages}};
+  Json out = {{"nodes", step.nodes},
+              {"prefix", step.prefix},
+              {"streams", step.streams},
+              {"rows", step.nodes * step.streams},
+              {"overlap", step.overlap},
+              {"distinct_experts", step.experts},
+              {"expert_bytes", step.expert_bytes},
+              {"weight_bytes", step.weight_bytes},
+              {"kv_bytes", step.kv_bytes},
+              {"bytes", step.bytes()},
+              {"floor_ms", floor * kMs},
+              {"ms", step.median * kMs},
+              {"fastest_ms", step.fastest * kMs},
+              {"host_ms", step.wall * kMs},
+              {"times_floor", step.median / floor},
+              {"stages_ms", stages}};
+  if (collectives) out["collectives_ms"] = step.collectives * kMs;
+  return out;
 }
 
 Json ops_json(const StepOps& of, double bandwidth) {
@@ -49,9 +51,9 @@ Json ops_json(const StepOps& of, double bandwidth) {
           {"ops", ops}};
 }
 
-Json all(const std::vector<StepFigures>& steps, double bandwidth) {
+Json all(const std::vector<StepFigures>& steps, double bandwidth, bool collectives) {
   Json list = Json::array();
-  for (const StepFigures& step : steps) list.push_back(step_json(step, bandwidth));
+  for (const StepFigures& step : steps) list.push_back(step_json(step, bandwidth, collectives));
   return list;
 }
 
@@ -88,34 +90,38 @@ std::string rehearsal_json(const RehearsalPlan& plan, const RehearsalReport& rep
              {"kv_heads", report.draft->n_kv_heads},
              {"mlp_width", report.draft->mlp_width},
              {"taps", report.draft->target_layer_ids}};
-  const Json out = {{"config", plan.where},
-                    {"tp", plan.tp},
-                    {"rank", plan.rank},
-                    {"collectives", "none"},
-                    {"routing", plan.routed ? "router" : "drawn"},
-                    {"backend", report.backend},
-                    {"instruction_set", report.instruction_set},
-                    {"threads", report.threads},
-                    {"model", model_json(report.model)},
-                    {"draft", draft},
-                    {"read_bandwidth", report.read_bandwidth},
-                    {"load_seconds", report.load_seconds},
-                    {"seconds", report.total_seconds},
-                    {"replays", plan.replays},
-                    {"memory",
-                     {{"weight_bytes", report.weight_bytes},
-                      {"page_bytes", report.page_bytes},
-                      {"buffer_bytes", report.buffer_bytes},
-                      {"free_bytes", report.free_bytes},
-                      {"max_rows", report.max_rows},
-                      {"max_context", report.max_context},
-                      {"pages", report.n_pages}}},
-                    {"steps", all(report.steps, report.read_bandwidth)},
-                    {"rounds", all(report.rounds, report.read_bandwidth)},
-                    {"ops", ops},
-                    {"prefill", prefill},
-                    {"left_out", report.left_out},
-                    {"beyond_context", report.beyond_context}};
+  Json out = {{"config", plan.where},
+              {"tp", plan.tp},
+              {"rank", plan.rank},
+              {"collectives", plan.collectives ? "emulate" : "none"},
+              {"routing", plan.routed ? "router" : "drawn"},
+              {"backend", report.backend},
+              {"instruction_set", report.instruction_set},
+              {"threads", report.threads},
+              {"model", model_json(report.model)},
+              {"draft", draft},
+              {"read_bandwidth", report.read_bandwidth},
+              {"load_seconds", report.load_seconds},
+              {"seconds", report.total_seconds},
+              {"replays", plan.replays},
+              {"memory",
+               {{"weight_bytes", report.weight_bytes},
+                {"page_bytes", report.page_bytes},
+                {"buffer_bytes", report.buffer_bytes},
+                {"free_bytes", report.free_bytes},
+                {"max_rows", report.max_rows},
+                {"max_context", report.max_context},
+                {"pages", report.n_pages}}},
+              {"steps", all(report.steps, report.read_bandwidth, plan.collectives.has_value())},
+              {"rounds", all(report.rounds, report.read_bandwidth, plan.collectives.has_value())},
+              {"ops", ops},
+              {"prefill", prefill},
+              {"left_out", report.left_out},
+              {"beyond_context", report.beyond_context}};
+  if (plan.collectives) {
+    out["collective_us"] = plan.collectives->seconds * kUs;
+    out["link_gbps"] = plan.collectives->bytes_per_second * 1e-9;
+  }
   return out.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

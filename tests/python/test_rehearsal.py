@@ -111,6 +111,23 @@ def test_rounds_and_operations():
   assert experts["us"] > 0
 
 
+def test_emulated_collectives_take_their_time():
+  """The embedding's sum, two a layer and the gather of the logits, each as long as it was said to take."""
+  config = json.loads((MODEL / "config.json").read_text())
+  cell = ["--model", MODEL, "--tp", 2, "--layers", 3, "--nodes", "1,4", "--prefixes", "64", "--streams", "1", "--overlaps", "0",
+          "--op-nodes", "4", "--replays", "2"]
+  plain = rehearse(*cell)
+  found = rehearse(*cell, "--collectives", "emulate", "--collective-us", "3000", "--link-gbps", "0.05")
+  assert plain["collectives"] == "none" and "collectives_ms" not in plain["steps"][0]
+  assert (found["collectives"], found["collective_us"], found["link_gbps"]) == ("emulate", 3000, 0.05)
+  for step, alone in zip(found["steps"], plain["steps"], strict=True):
+    read = step["rows"] * 4 * (7 * config["hidden_size"] + config["vocab_size"] // 2)
+    assert step["collectives_ms"] == pytest.approx(8 * 3 + 1e3 * read / 0.05e9)
+    assert step["ms"] > step["collectives_ms"] and step["ms"] - step["collectives_ms"] < 5 * alone["ms"] + 5
+  calls = {op["op"]: op["calls"] for op in found["ops"][0]["ops"]}
+  assert calls["collective"] == 8 and calls["sum_ranks"] == 7 and calls["gather_ranks"] == 1
+
+
 def test_tables_and_a_limit():
   done = kdtree_run("bench", "--synthetic", "--backend", "cpu", "--model", str(MODEL), "--layers", "2", *SMALL)
   text = done.stdout.decode()
@@ -137,6 +154,8 @@ def test_tables_and_a_limit():
   (["--synthetic", "--model", MODEL, "--round-nodes", "8"], 2, "--round-nodes"),
   (["--synthetic", "--model", MODEL, "--prefixes", "4096"], 1, "prefixes: 4096: expected at most"),
   (["--synthetic", "--model", MODEL, "--collectives", "nccl"], 2, "--collectives: nccl"),
+  (["--synthetic", "--model", MODEL, "--collective-us", "3"], 2, "--collective-us: nothing to wait for: expected --collectives emulate"),
+  (["--synthetic", "--model", MODEL, "--collectives", "emulate", "--link-gbps", "0"], 2, "--link-gbps: 0"),
 ])
 def test_bad_rehearsals(arguments, code, words):
   within = ["--prefixes", "64", "--prompt-tokens", "none"] if "--synthetic" in arguments else []
