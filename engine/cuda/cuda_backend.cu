@@ -276,6 +276,13 @@ CudaOps::Graph CudaOps::record(const std::function<void()>& work) {
   return made;
 }
 
+void CudaOps::forget(const SubmitKey& key) {
+  const auto known = graphs_.find(key);
+  if (known == graphs_.end()) return;
+  if (known->second.exec) cudaGraphExecDestroy(known->second.exec);
+  graphs_.erase(known);
+}
+
 void CudaOps::replay(const Graph& graph) {
   if (ranks_) ranks_->meet(stream_, Way::to_first);
   check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
@@ -391,7 +398,7 @@ std::vector<CudaDevice> cuda_devices() {
 
 std::unique_ptr<Ops> make_cuda_ops(int device) { return cuda_ops_of_ranks(device)(nullptr); }
 
-std::function<std::unique_ptr<Ops>(Communicator*)> cuda_ops_of_ranks(int first_device) {
+std::function<std::unique_ptr<Ops>(Communicator*)> cuda_ops_of_ranks(int first_device, RankSums sums) {
   const int count = count_devices();
   check_argument(first_device >= 0 && first_device < count, "CUDA device", std::to_string(first_device),
                  "0 to " + std::to_string(count - 1) + ", as nvidia-smi and CUDA_VISIBLE_DEVICES number them");
@@ -403,7 +410,9 @@ std::function<std::unique_ptr<Ops>(Communicator*)> cuda_ops_of_ranks(int first_d
            "a GPU this build can use, or a build for this one (meson option gpu_archs)");
     cuda::check(cudaSetDevice(device), "cudaSetDevice");
     auto ranks = comm ? std::make_unique<cuda::RankMeeting>(*comm, estate, device) : nullptr;
-    return std::make_unique<cuda::CudaOps>(device, std::move(ranks));
+    auto ops = std::make_unique<cuda::CudaOps>(device, std::move(ranks));
+    ops->choose_sums(sums);
+    return ops;
   };
 }
 

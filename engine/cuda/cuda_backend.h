@@ -7,11 +7,13 @@
 #include <cuda_runtime.h>
 
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cuda/cuda_ops.h"
 #include "ops/ops.h"
 
 namespace kdt::cuda {
@@ -27,6 +29,8 @@ class CudaOps final : public Ops {
   // `ranks` null: the only rank.
   CudaOps(int device, std::unique_ptr<RankMeeting> ranks);
   ~CudaOps() override;
+  // A collective call of all ranks, before their work.
+  void choose_sums(RankSums sums);
 
   const char* backend() const override { return "cuda"; }
   const char* instruction_set() const override { return instruction_set_.c_str(); }   // "sm_90"
@@ -99,6 +103,8 @@ class CudaOps final : public Ops {
   void enter() const;                  // this thread's CUDA calls go to device_
   Graph record(const std::function<void()>& work);
   void replay(const Graph& graph);
+  void forget(const SubmitKey& key);   // what was recorded under it
+  void measure_sums();
   void* weight_memory(size_t bytes);   // zero, 256-byte aligned, freed with the backend
   Matrix upload_tiled(std::span<const Int4Source> stacked, int64_t group_size);
   // Queues tiles and scales to the device.
@@ -108,6 +114,8 @@ class CudaOps final : public Ops {
 
   int device_;
   std::unique_ptr<RankMeeting> ranks_; // null: the only rank
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  int64_t two_shots_from_ = kNever;    // elements of a sum over ranks
   int n_sms_ = 0;
   size_t shared_limit_ = 0;            // of one block, in bytes
   std::string instruction_set_;

@@ -2,6 +2,7 @@
 
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -82,6 +83,17 @@ void RankMeeting::reach(int device) const {
   const cudaError_t status = cudaDeviceEnablePeerAccess(device, 0);
   if (status == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError();
   else check(status, "cudaDeviceEnablePeerAccess");
+}
+
+bool RankMeeting::apart() const {
+  std::set<int64_t> devices;
+  for (const Seat& seat : seats_) devices.insert(seat.device);
+  return devices.size() == seats_.size();
+}
+
+bool RankMeeting::of_first(bool mine) const {
+  comm_.broadcast(&mine, sizeof mine, 0);
+  return mine;
 }
 
 Buffer RankMeeting::share(Buffer mine) {

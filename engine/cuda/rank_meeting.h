@@ -32,7 +32,10 @@ class RankMeeting {
   RankMeeting(Communicator& comm, std::shared_ptr<RankEstate> estate, int device);
 
   int size() const { return comm_.size(); }
-  bool first() const { return comm_.rank() == 0; }
+  int rank() const { return comm_.rank(); }
+  bool first() const { return rank() == 0; }
+  bool apart() const;                        // every rank has a device of its own
+  bool of_first(bool mine) const;            // what rank 0 says. A collective call
   int sharers() const { return sharers_; }   // ranks on this device, this one among them
 
   // Of equal memory of every rank: a view of `mine` whose memory all ranks keep. A collective call.

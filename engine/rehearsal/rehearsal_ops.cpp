@@ -119,20 +119,21 @@ void RehearsalOps::logits(const LinearArgs& args) {
   note("logits " + shape_of(*args.weight), cost_of(*args.weight), [&] { real_->logits(args); });
 }
 
-void RehearsalOps::wait_for_ranks(const Count& rows, int64_t width, size_t element_bytes) {
+void RehearsalOps::wait_for_ranks(double bytes, int shots) {
   if (collectives_.ranks == 1) return;
-  const double bytes = static_cast<double>((collectives_.ranks - 1) * rows.most * width) * static_cast<double>(element_bytes);
-  const double seconds = collectives_.seconds + bytes / collectives_.bytes_per_second;
+  const double each = bytes / collectives_.bytes_per_second, others = static_cast<double>(collectives_.ranks - 1);
+  double seconds = collectives_.seconds + others * each;
+  if (shots == 2) seconds = std::min(seconds, 2 * (collectives_.seconds + others / static_cast<double>(collectives_.ranks) * each));
   note("collective", {0, 0, seconds}, [&] { real_->pause(seconds); });
 }
 
 void RehearsalOps::sum_ranks(const SumRanksArgs& args) {
-  wait_for_ranks(args.n, args.width, sizeof(float));
+  wait_for_ranks(static_cast<double>(args.n.most * args.width) * sizeof(float), 2);
   note("sum_ranks", args.norm_weight ? cost_of_norm(args.width) : OpCost{}, [&] { real_->sum_ranks(args); });
 }
 
 void RehearsalOps::gather_ranks(const GatherRanksArgs& args) {
-  wait_for_ranks(args.n, args.width, args.element_bytes);
+  wait_for_ranks(static_cast<double>(args.n.most * args.width) * static_cast<double>(args.element_bytes), 1);
   note("gather_ranks", {}, [&] { real_->gather_ranks(args); });
 }
 

@@ -21,11 +21,11 @@ struct OpCost {
   double pause = 0;            // seconds that pass for other ranks
 };
 
-// What ranks that are not there take: a sum or a gather of all ranks waits for as long as a rank that reads its part from each of
-// the others over its links, and then works as it does alone.
+// What ranks that are not there take: a sum or a gather of all ranks waits for as long as a rank that reads the others' parts over
+// its links, sums in one shot or in two, whichever is sooner (cuda/ranks.cu), and then works as it does alone.
 struct Collectives {
   int64_t ranks = 1;
-  double seconds = 0;          // of each, beside its bytes
+  double seconds = 0;          // of each shot, beside its bytes
   double bytes_per_second = 0; // that a rank reads from all others together
 };
 
@@ -88,7 +88,8 @@ class RehearsalOps final : public ForwardingOps {
   template <class F>
   void note(const std::string& name, OpCost cost, const F& op);
   const int32_t* chosen(const int32_t* by_router) const;
-  void wait_for_ranks(const Count& rows, int64_t width, size_t element_bytes);
+  // `bytes`: of a rank's part; `shots`: at most.
+  void wait_for_ranks(double bytes, int shots);
 
   Watch watch_ = Watch::nothing;
   std::string watched_;

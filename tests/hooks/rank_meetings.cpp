@@ -82,6 +82,7 @@ void run_rank(const Chain& c, std::unique_ptr<Ops> ops, Communicator& comm) {
 std::function<std::unique_ptr<Ops>(Communicator*)> make_ranks(const std::string& target) {
 #ifdef KDT_CUDA
   if (target == "cuda") return cuda_ops_of_ranks(0);
+  if (target == "cuda two shots") return cuda_ops_of_ranks(0, RankSums::two_shots);
 #endif
   return [target](Communicator* comm) { return make_cpu_ops(1, target, comm); };
 }

@@ -1,6 +1,7 @@
 """What one rank of several gives: a partial and its sum are what the operation does without ranks, to the bit. And ranks that
 meet, as threads: sums in their order, columns side by side, the same on every rank."""
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
@@ -185,8 +186,9 @@ def test_ranks_that_meet(backends, ranks, rows, width, steps):
     normed = backend.rms_norm(now, norm, EPS)
   want = np.concatenate([backend.logits(normed, backend.matrix(head[rank]), width // ranks) for rank in range(ranks)], axis=1)
   live = [rows, max(1, rows // 3), rows, 1, rows]
-  for recorded in (False, True):
-    got = chain(backends.target, recorded, live, x, norm, weight, head)
+  ways = [backends.target] + ["cuda two shots"] * (backends.target == "cuda")
+  for way, recorded in itertools.product(ways, (False, True)):
+    got = chain(way, recorded, live, x, norm, weight, head)
     for n, of_round in zip(live, got, strict=True):
       for of_rank in of_round:
         assert same_bits(of_rank[:n], want[:n])

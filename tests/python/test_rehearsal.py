@@ -114,10 +114,10 @@ def test_rounds_and_operations():
 def test_emulated_collectives_take_their_time():
   """The embedding's sum, two a layer and the gather of the logits, each as long as it was said to take."""
   config = json.loads((MODEL / "config.json").read_text())
-  cell = ["--model", MODEL, "--tp", 2, "--layers", 3, "--nodes", "1,4", "--prefixes", "64", "--streams", "1", "--overlaps", "0",
+  cell = ["--model", MODEL, "--layers", 3, "--nodes", "1,4", "--prefixes", "64", "--streams", "1", "--overlaps", "0",
           "--op-nodes", "4", "--replays", "2"]
-  plain = rehearse(*cell)
-  found = rehearse(*cell, "--collectives", "emulate", "--collective-us", "3000", "--link-gbps", "0.05")
+  plain = rehearse(*cell, "--tp", 2)
+  found = rehearse(*cell, "--tp", 2, "--collectives", "emulate", "--collective-us", "3000", "--link-gbps", "0.05")
   assert plain["collectives"] == "none" and "collectives_ms" not in plain["steps"][0]
   assert (found["collectives"], found["collective_us"], found["link_gbps"]) == ("emulate", 3000, 0.05)
   for step, alone in zip(found["steps"], plain["steps"], strict=True):
@@ -126,6 +126,11 @@ def test_emulated_collectives_take_their_time():
     assert step["ms"] > step["collectives_ms"] and step["ms"] - step["collectives_ms"] < 5 * alone["ms"] + 5
   calls = {op["op"]: op["calls"] for op in found["ops"][0]["ops"]}
   assert calls["collective"] == 8 and calls["sum_ranks"] == 7 and calls["gather_ranks"] == 1
+  # In two shots: of four ranks a rank reads the others' partials of its quarter, and then their three quarters of the sums.
+  found = rehearse(*cell, "--tp", 4, "--collectives", "emulate", "--collective-us", "0.1", "--link-gbps", "0.05")
+  for step in found["steps"]:
+    read = step["rows"] * 4 * (7 * 1.5 * config["hidden_size"] + 3 * config["vocab_size"] // 4)
+    assert step["collectives_ms"] == pytest.approx(15 * 1e-4 + 1e3 * read / 0.05e9)
 
 
 def test_tables_and_a_limit():
