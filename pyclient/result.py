@@ -52,7 +52,7 @@ class Result:
   cached_tokens: int
   """Prompt tokens whose KV came from the prefix cache."""
   drafted_rounds: int
-  """Rounds that ran the drafter."""
+  """Rounds that verified draft nodes."""
   draft_nodes: int
   """Draft nodes verified in all."""
   preemptions: int

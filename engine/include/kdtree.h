@@ -279,7 +279,7 @@ typedef struct kdt_result {
   int64_t prompt_tokens;
   int64_t generated_tokens;     /* token events handed out or queued */
   int64_t rounds;               /* decode rounds; prefill is none */
-  int64_t drafted_rounds;       /* those that ran the drafter */
+  int64_t drafted_rounds;       /* those that verified draft nodes */
   int64_t draft_nodes;          /* draft nodes verified in all */
   double tokens_per_round;      /* committed tokens per round, the bonus token counted, prefill's token not */
   double tokens_per_second;     /* of decoding alone */

@@ -79,10 +79,9 @@ Schedule Batch::make_schedule() {
   waiting_views_.clear();
   joining_.clear();
   for (const auto& s : running_) {
-    const int64_t room = std::max<int64_t>(0, s->depth_room(limits_.max_context, round_.max_depths()));
     running_views_.push_back({s->rank(), s->tokens_to_prefill(), s->stream.length,
                               static_cast<int64_t>(s->stream.pages.size()), s->controller.budget(),
-                              std::min(s->controller.depths(), room), s->request->full()});
+                              std::min(s->controller.depths(), s->depth_room()), s->request->full()});
   }
   const auto places = static_cast<size_t>(std::max<int64_t>(0, limits_.max_streams - n_running()));
   for (const auto& [rank, s] : waiting_) {
@@ -183,7 +182,7 @@ void Batch::plan_round(const Schedule& schedule) {
 // Of the streams in mode auto, which share the time of their round.
 void Batch::plan_drafts(std::span<const Schedule::Decode> decode) {
   const auto may_draft = [&](size_t i) {
-    return decoding_[i]->controller.may_draft(wanted(i), decode[i].depths, decode[i].budget);
+    return decoding_[i]->controller.may_draft(decode[i].depths, decode[i].budget);
   };
   DraftWish wish;
   wish.n_streams = static_cast<int64_t>(decode_tasks_.size());
@@ -198,8 +197,8 @@ void Batch::plan_drafts(std::span<const Schedule::Decode> decode) {
   choice_ = habits_.choose(wish, costs_, round_);
   for (size_t i = 0; choice_.any() && i < decode_tasks_.size(); ++i) {
     if (!may_draft(i) || !choice_.drafts[DraftHabits::index(decoding_[i]->stream.sampling)]) continue;
-    decode_tasks_[i].plan = decoding_[i]->controller.plan(wanted(i), std::min(decode[i].depths, choice_.depths),
-                                                          std::min(decode[i].budget, choice_.tree_nodes));
+    decode_tasks_[i].plan = decoding_[i]->controller.draft(std::min(decode[i].depths, choice_.depths),
+                                                           std::min(decode[i].budget, choice_.tree_nodes));
   }
   if (!choice_.any()) return;
   cut_ = costs_.cut_tables(wish.n_streams + wish.prompt_rows, wish.n_streams,
@@ -234,12 +233,11 @@ void Batch::run_round() {
 
 void Batch::observe(const RoundResult& result) {
   double tokens = 0;
-  int64_t rows = 0, depths = 0, deepest = 0, n_auto = 0, auto_nodes = 0;
+  int64_t rows = 0, n_drafted = 0, depths = 0, deepest = 0, n_auto = 0, auto_nodes = 0;
   bool automatic = false;
   for (size_t i = 0; i < decoding_.size(); ++i) {
     const DecodeResult& decoded = result.decode[i];
     const size_t accepted = decoded.path.size() - 1;
-    const int64_t budget = decode_tasks_[i].plan.budget;
     if (decode_tasks_[i].plan.calibration >= 0) {
       for (const int32_t depth : decoded.tree.depth) deepest = std::max<int64_t>(deepest, depth);
       ++n_auto;
@@ -253,7 +251,8 @@ void Batch::observe(const RoundResult& result) {
     depths = std::max(depths, decode_tasks_[i].plan.depths);
     ++done_.decode_streams;
     done_.accepted += static_cast<int64_t>(accepted);
-    if (budget > 0) {
+    n_drafted += decode_tasks_[i].plan.budget > 0;
+    if (decoded.tree.n_nodes > 0) {   // not one that was cut to the root
       ++done_.drafts;
       done_.draft_nodes += decoded.tree.n_nodes;
       done_.nodes.push_back(decoded.tree.n_nodes);
@@ -269,7 +268,7 @@ void Batch::observe(const RoundResult& result) {
     done_.auto_expected = automatic_streams * result.outlook.at(static_cast<double>(auto_nodes) / automatic_streams);
   habits_.learn(result.outlook, deepest);
   if (prefill_tasks_.empty()) costs_.observe_verify(rows, result.room, result.verify_seconds);
-  if (done_.drafts > 0) costs_.observe_draft(depths, done_.drafts, result.draft_seconds);
+  if (n_drafted > 0) costs_.observe_draft(depths, n_drafted, result.draft_seconds);
   if (automatic)
     costs_.observe_rate(tokens, result.draft_seconds + result.verify_seconds + costs_.host(done_.decode_streams));
 }

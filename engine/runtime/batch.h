@@ -22,7 +22,7 @@
 namespace kdt {
 
 struct BatchLimits {
-  int64_t max_streams, prefill_chunk, max_context;
+  int64_t max_streams, prefill_chunk;
   double dense_bytes, expert_bytes;    // read by every pass; of one expert in every layer
   bool on_clock = true;                // rounds take the time that they say, not that of another machine
 };
@@ -58,7 +58,6 @@ class Batch {
   void run_round();
   void plan_round(const Schedule& schedule);
   void plan_drafts(std::span<const Schedule::Decode> decode);
-  int64_t wanted(size_t i) const { return std::max<int64_t>(1, decoding_[i]->wanted()); }
   void observe(const RoundResult& result);
   void after_decode(size_t i, const DecodeResult& decoded, Clock::time_point now);
   void after_prefill(size_t i, const PrefillResult& prefilled, Clock::time_point now);

@@ -25,7 +25,7 @@ void Batch::after_decode(size_t i, const DecodeResult& decoded, Clock::time_poin
   const size_t accepted = decoded.path.size() - 1;
   const auto emit_start = Clock::now();
   ++r.rounds;
-  r.drafted_rounds += decode_tasks_[i].plan.budget > 0;
+  r.drafted_rounds += decoded.tree.n_nodes > 0;
   r.draft_nodes += decoded.tree.n_nodes;
   r.committed += n;
   if (r.accepted_by_depth.size() < accepted) r.accepted_by_depth.resize(accepted);

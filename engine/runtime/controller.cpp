@@ -38,11 +38,10 @@ DecodePlan Controller::plan(int64_t depth_room, int64_t budget) {
   return plan;
 }
 
-DecodePlan Controller::plan(int64_t wanted, int64_t depth_room, int64_t budget) {
+DecodePlan Controller::draft(int64_t depth_room, int64_t budget) {
   DecodePlan plan;
   plan.budget = std::min(budget, budget_);
-  // The bonus token alone is enough for the last one.
-  plan.depths = std::min({max_depths_, depth_room, wanted - 1, plan.budget});
+  plan.depths = std::min({max_depths_, depth_room, plan.budget});
   plan.spine = spine_;
   plan.noise_ranking = noise_ranking_;
   plan.calibration = calibration_index_;

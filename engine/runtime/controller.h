@@ -21,15 +21,15 @@ class Controller {
   int64_t depths() const { return mode_ == Speculate::off ? 0 : max_depths_; }
   bool automatic() const { return mode_ == Speculate::automatic; }
 
-  // Whether a draft may be worth it in mode auto. `wanted`: tokens the request still wants, at least 1; `depth_room`: positions
-  // behind the root that may be used; `budget`: nodes there is room for in the pass.
-  bool may_draft(int64_t wanted, int64_t depth_room, int64_t budget) const {
-    return automatic() && wanted > 1 && depth_room > 0 && std::min(budget, budget_) > 0;
+  // `depth_room`: positions behind the root that may be used; `budget`: nodes there is room for in the pass.
+  // Whether a draft may be worth it in mode auto.
+  bool may_draft(int64_t depth_room, int64_t budget) const {
+    return automatic() && depth_room > 0 && std::min(budget, budget_) > 0;
   }
   // Of a mode other than auto; none of mode auto.
   DecodePlan plan(int64_t depth_room, int64_t budget);
-  // Of mode auto: a draft.
-  DecodePlan plan(int64_t wanted, int64_t depth_room, int64_t budget);
+  // Of mode auto, where one may be worth it.
+  DecodePlan draft(int64_t depth_room, int64_t budget);
   void observe(const DecodeResult& result);
 
  private:

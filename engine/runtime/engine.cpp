@@ -82,8 +82,8 @@ void Engine::start(const OpsFactory& make_ops) {
   const double dense_bytes = std::max(0.0, static_cast<double>(rank_->ops().weight_bytes()) -
                                                expert_bytes * static_cast<double>(configs_.model.n_experts));
   batch_ = std::make_unique<Batch>(round, costs_, *pages_, figures_, tokenizer_, stop_ids_,
-                                   BatchLimits{options_.max_streams, options_.prefill_chunk, configs_.max_context,
-                                               dense_bytes, expert_bytes, options_.on_clock});
+                                   BatchLimits{options_.max_streams, options_.prefill_chunk, dense_bytes, expert_bytes,
+                                               options_.on_clock});
 }
 
 Engine::~Engine() {

@@ -55,11 +55,9 @@ class Sequence {
   int64_t tokens_to_prefill() const { return prefill_end() - stream.length; }
   // The prefix cache may yield this much; a first token needs the logits of the last prompt token.
   int64_t cacheable_blocks() const { return reads_prompt() ? 0 : (prefill_end() - !has_root()) / kPageTokens; }
-  // Positions a draft may use behind the root.
-  int64_t depth_room(int64_t max_context, int64_t max_depths) const {
-    return std::min(max_context, n_prompt() + settings().max_tokens + max_depths) - 1 - stream.length;
-  }
-  int64_t wanted() const { return settings().max_tokens - emitter.generated(); }
+  // Positions a draft may use behind the root: a round brings a bonus token beside what it accepts, and no token past
+  // max_tokens is asked for.
+  int64_t depth_room() const { return std::max<int64_t>(0, settings().max_tokens - emitter.generated() - 1); }
 
   // Newly committed tokens; the last one is the root.
   void add_output(std::span<const int32_t> committed);

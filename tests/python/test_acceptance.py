@@ -37,21 +37,30 @@ def test_tokens_per_round(session, method, kind):
 
 
 def test_depths_add_up(session):
-  """A round commits one token for every depth it accepted, and the bonus token."""
+  """A round commits one token for every depth it accepted, and the bonus token; none past max_tokens."""
   for prompt in PROMPTS[::5]:
-    result = session.generate(prompt["ids"], max_tokens=64, ignore_eos=True, speculate="tree", budget=16)
-    assert round(result.tokens_per_round * result.rounds) == result.rounds + sum(result.accepted_by_depth)
-    assert len(result.accepted_by_depth) <= 7
+    for mode in ("chain", "tree", "auto"):
+      for max_tokens in (2, 3, 64):
+        result = session.generate(prompt["ids"], max_tokens=max_tokens, ignore_eos=True, speculate=mode)
+        committed = round(result.tokens_per_round * result.rounds)
+        assert committed == result.rounds + sum(result.accepted_by_depth) == max_tokens - 1
+        assert len(result.accepted_by_depth) <= 7
+        assert mode == "auto" or result.drafted_rounds >= result.rounds - 1
 
 
 def test_auto_knows_what_its_drafts_bring(session):
   before = session.stats()
+  drafts = nodes = 0
   for prompt in PROMPTS:
-    session.generate(prompt["ids"], max_tokens=96, ignore_eos=True, speculate="auto")
+    result = session.generate(prompt["ids"], max_tokens=96, ignore_eos=True, speculate="auto")
+    assert result.drafted_rounds <= result.draft_nodes   # not one of which nothing was verified
+    drafts, nodes = drafts + result.drafted_rounds, nodes + result.draft_nodes
   after = session.stats()
   expected, accepted = (after[name] - before[name]
                         for name in ("spec_auto_expected_tokens_total", "spec_auto_accepted_tokens_total"))
   drafted = after["spec_decode_num_draft_tokens_total"] - before["spec_decode_num_draft_tokens_total"]
+  assert drafted == nodes
+  assert after["spec_decode_num_drafts_total"] - before["spec_decode_num_drafts_total"] == drafts
   assert 0 <= accepted <= drafted and 0 <= expected <= drafted
   # The CPU's costs decide how many drafts there are: of a handful no mean can be told.
   if accepted >= 100:

@@ -70,7 +70,7 @@ class Server {
     pages.give_back(stream.pages);
     stop_ids_ = model.target->config().eos_ids;
     batch = std::make_unique<Batch>(*model.round, costs_, pages, figures, tokenizer_, stop_ids_,
-                                    BatchLimits{max_streams, chunk, kMaxContext, 0, 0});
+                                    BatchLimits{max_streams, chunk, 0, 0});
   }
 
   std::shared_ptr<Request> submit(RequestSettings settings) {
