@@ -27,12 +27,12 @@ std::vector<CudaDevice> cuda_devices();
 std::unique_ptr<Ops> make_cuda_ops(int device);
 
 // How partials become sums (ranks.cu): with the same bits, by other ways over the links. `measured`: what was faster at start, by
-// size, where every rank has a device of its own; one shot where any share one.
-enum class RankSums { measured, one_shot, two_shots };
+// size. `automatic`: that, where every rank has a device of its own; one shot where any share one.
+enum class RankSums { automatic, measured, one_shot, two_shots };
 
 // Makes the backends of one model's ranks, threads of this process: each calls it with its communicator, which outlives what it
 // gets. Rank r has the r-th device from `first_device` on, round and round: several ranks may share one. Null: the only rank.
 // Error(unsupported) too where devices cannot read each other's memory.
-std::function<std::unique_ptr<Ops>(Communicator*)> cuda_ops_of_ranks(int first_device, RankSums sums = RankSums::measured);
+std::function<std::unique_ptr<Ops>(Communicator*)> cuda_ops_of_ranks(int first_device, RankSums sums = RankSums::automatic);
 
 }  // namespace kdt

@@ -219,7 +219,7 @@ void CudaOps::gather_ranks(const GatherRanksArgs& args) {
 void CudaOps::choose_sums(RankSums sums) {
   if (!ranks_ || sums == RankSums::one_shot) return;
   if (sums == RankSums::two_shots) two_shots_from_ = 0;
-  else if (ranks_->apart()) measure_sums();
+  else if (sums == RankSums::measured || ranks_->apart()) measure_sums();
 }
 
 // Sums of as many rows as a round may have, in chains that are recorded, both ways: from where two shots are faster, rank 0 says.

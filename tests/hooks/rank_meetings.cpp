@@ -83,6 +83,7 @@ std::function<std::unique_ptr<Ops>(Communicator*)> make_ranks(const std::string&
 #ifdef KDT_CUDA
   if (target == "cuda") return cuda_ops_of_ranks(0);
   if (target == "cuda two shots") return cuda_ops_of_ranks(0, RankSums::two_shots);
+  if (target == "cuda measured") return cuda_ops_of_ranks(0, RankSums::measured);
 #endif
   return [target](Communicator* comm) { return make_cpu_ops(1, target, comm); };
 }

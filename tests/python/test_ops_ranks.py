@@ -186,7 +186,7 @@ def test_ranks_that_meet(backends, ranks, rows, width, steps):
     normed = backend.rms_norm(now, norm, EPS)
   want = np.concatenate([backend.logits(normed, backend.matrix(head[rank]), width // ranks) for rank in range(ranks)], axis=1)
   live = [rows, max(1, rows // 3), rows, 1, rows]
-  ways = [backends.target] + ["cuda two shots"] * (backends.target == "cuda")
+  ways = [backends.target] + ["cuda two shots", "cuda measured"] * (backends.target == "cuda")
   for way, recorded in itertools.product(ways, (False, True)):
     got = chain(way, recorded, live, x, norm, weight, head)
     for n, of_round in zip(live, got, strict=True):
