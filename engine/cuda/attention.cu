@@ -3,7 +3,7 @@
 // Rows go through in passes of what the working memory holds, each of three kernels:
 //   absorb   q_nope through W_UK and q_pe rotated: a query of kv_lora + rope dims for every (row, head)
 //   fold     a block takes items in turn: queries of one stream x one segment of its positions; leaves m, l and o / l
-//   merge    the segments' means of every (row, head), and what comes of them through W_UV
+//   merge    the segments' means of every (row, head), and what comes of them through W_UV; of many rows two kernels
 //
 // There are two kinds of items. A stream's rows share the segments that lie in its pages as far as they see them. A draft
 // node has segments of its own from that of `visible` on, where each of its ancestors is read from its scratch row, in the
@@ -11,9 +11,9 @@
 //
 // Fold starts with absorb: rows and page tables were written long before, so a block knows its first item, and has asked for the
 // pages it needs, when absorb has ended. It reads neither pages nor scratch until then: the kernel before absorb may write them.
-#include "cuda/latent_merge.cuh"
+#include "cuda/latent_many.cuh"
+#include "cuda/latent_means.cuh"
 #include "cuda/latent_narrow.cuh"
-#include "cuda/latent_wide.cuh"
 
 namespace kdt::cuda {
 namespace {
@@ -50,20 +50,47 @@ void run_fold(cudaStream_t stream, const MlaFold& fold, int64_t blocks, int64_t 
                      static_cast<size_t>(bytes), stream, fold);
 }
 
-// The fewer rows, the fewer a block: more blocks have more of the means under way, and W_UV is read more often.
-void merge_wide(cudaStream_t stream, const Merge& merge) {
+void merge_many(cudaStream_t stream, const MergeMany& many) {
+  const Merge& merge = many.merge;
+  const dim3 columns(static_cast<unsigned>(merge.n_heads), static_cast<unsigned>(merge.pass.rows));
+  launch_overlapping("means_kernel", means_kernel, columns, kMeanThreads, means_bytes(merge.n_segments), stream, many);
+  check(cudaFuncSetAttribute(project_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kProjectBytes), "project_kernel");
+  const dim3 grid(static_cast<unsigned>(divide_up(merge.pass.rows, kProjectRows)), static_cast<unsigned>(merge.n_heads),
+                  static_cast<unsigned>(divide_up(merge.v_head, kProjectOutputs)));
+  launch_overlapping("project_kernel", project_kernel, grid, kProjectThreads, kProjectBytes, stream, many);
+}
+
+void run_wide(cudaStream_t stream, void (*kernel)(WideFold), const WideFold& fold, int64_t blocks, int64_t bytes) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), "wide_fold_kernel");
+  launch_overlapping("wide_fold_kernel", kernel, dim3(static_cast<unsigned>(blocks)), kWideThreads, static_cast<size_t>(bytes), stream,
+                     fold);
+}
+
+// The most rows of a pass of many_fold_kernel, and what it keeps for each.
+int64_t many_row_bytes(int64_t n_heads, int64_t max_context) {
+  return n_heads * (kWideDims * 2 + (LatentSegments::count(max_context) + 1) * (8 + 2 * kMaxValueDims));
+}
+int64_t many_pass_rows(int64_t n_heads, int64_t max_context) {
+  const int64_t rows = kWorkBytes / many_row_bytes(n_heads, max_context) / kWarp * kWarp;
+  return std::clamp(rows, 2 * kLeastPassRows, kMostManyRows);
+}
+
+// The fewer rows, the fewer a block: more blocks have more of the means under way, and W_UV is read more often. What many rows
+// attend to takes the place of their queries.
+void merge_wide(cudaStream_t stream, const Merge& merge, bf16* queries, int64_t query_dims) {
   const int32_t n = merge.pass.rows;
   if (n <= 2) run_merge<4, 1, 1>(stream, merge);
   else if (n <= 8) run_merge<4, 1, 4>(stream, merge);
   else if (n <= 32) run_merge<4, 2, 4>(stream, merge);
-  else run_merge<4, 4, 4>(stream, merge);
+  else merge_many(stream, {merge, queries, static_cast<int32_t>(query_dims)});
 }
 
 }  // namespace
 
 size_t CudaOps::attention_work_bytes(int64_t rows, int64_t n_heads, int64_t key_dims, int64_t max_context) const {
-  const int64_t most = std::min(rows, pass_rows(n_heads, key_dims, max_context));
-  return static_cast<size_t>(WorkPieces::kMost * WorkPieces::kAlign + most * work_row_bytes(n_heads, key_dims, max_context));
+  const int64_t most = std::min(rows, pass_rows(n_heads, key_dims, max_context)) * work_row_bytes(n_heads, key_dims, max_context);
+  const int64_t of_many = std::min(rows, many_pass_rows(n_heads, max_context)) * many_row_bytes(n_heads, max_context);
+  return static_cast<size_t>(WorkPieces::kMost * WorkPieces::kAlign + std::max(most, key_dims == kWideDims ? of_many : 0));
 }
 
 void CudaOps::mla_attention(const MlaAttentionArgs& args) {
@@ -72,12 +99,18 @@ void CudaOps::mla_attention(const MlaAttentionArgs& args) {
   const int64_t heads = args.n_heads, head_dim = args.nope + args.rope.dim, key_dims = args.kv_lora + args.rope.dim;
   const int64_t query_dims = padded_dims(key_dims), value_tiles = divide_up(args.kv_lora, 16);
   check_argument(args.kv_lora <= kMaxValueDims, "kv_lora_rank", std::to_string(args.kv_lora), "at most 512 on a GPU");
-  const int64_t at_once = std::min(rows.n.most, pass_rows(heads, key_dims, args.max_context));
   const bool small = args.kv_lora <= kSmallValueDims;
-  FoldShape shape = shape_for(at_once * heads, query_dims, static_cast<int64_t>(shared_limit_));
-  const bool wide = key_dims == kWideDims && value_tiles == kWideValueTiles && at_once * heads > kFewQueries &&
-                    wide_bytes(at_once) <= static_cast<int64_t>(shared_limit_) && is_hopper("wide_fold_kernel", wide_fold_kernel);
-  if (wide) shape = {kColumns, 2, wide_bytes(at_once)};
+  const bool hopper = key_dims == kWideDims && value_tiles == kWideValueTiles && is_hopper("wide_fold_kernel", wide_fold_kernel) &&
+                      std::max(kWideBytes, kManyBytes) <= static_cast<int64_t>(shared_limit_);
+  const bool many = hopper && rows.n.most > kWarp;
+  int64_t at_once = std::min(rows.n.most, pass_rows(heads, key_dims, args.max_context));
+  if (many) {                     // passes alike
+    const int64_t passes = divide_up(rows.n.most, many_pass_rows(heads, args.max_context));
+    at_once = std::min(rows.n.most, round_up(divide_up(rows.n.most, passes), kWarp));
+  }
+  const bool wide = many || (hopper && at_once * heads > kFewQueries);
+  const FoldShape shape = wide ? FoldShape{kColumns, 2, many ? kManyBytes : kWideBytes}
+                               : shape_for(at_once * heads, query_dims, static_cast<int64_t>(shared_limit_));
   const int64_t head_blocks = divide_up(heads, shape.columns), item_heads = divide_up(heads, head_blocks);
   const int64_t group_rows = shape.columns / item_heads;
   const int64_t n_segments = LatentSegments::count(args.max_context);
@@ -116,17 +149,14 @@ void CudaOps::mla_attention(const MlaAttentionArgs& args) {
       const WideFold wide_fold{
           tensor_map(args.pages, {key_dims, kTile, int64_t{1} << 31}, {fold.row_bytes, fold.page_stride}, {kTile, 1}),
           tensor_map(queries, {query_dims, heads, n}, {query_bytes, heads * query_bytes}, {item_heads, group_rows}), fold};
-      check(cudaFuncSetAttribute(wide_fold_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.bytes)),
-            "wide_fold_kernel");
-      launch_overlapping("wide_fold_kernel", wide_fold_kernel, dim3(static_cast<unsigned>(blocks)), kWideThreads,
-                         static_cast<size_t>(shape.bytes), stream_, wide_fold);
+      run_wide(stream_, many ? many_fold_kernel : wide_fold_kernel, wide_fold, blocks, shape.bytes);
     } else if (small) {
       run_fold<1>(stream_, fold, blocks, shape.bytes);
     } else {
       run_fold<4>(stream_, fold, blocks, shape.bytes);
     }
     if (small) run_merge<1, 4, 1>(stream_, merge);
-    else merge_wide(stream_, merge);
+    else merge_wide(stream_, merge, queries, query_dims);
   }
 }
 

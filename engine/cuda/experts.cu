@@ -481,7 +481,7 @@ struct Plan {
       pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(at + bytes);
       bytes += static_cast<size_t>(divide_up(count * static_cast<int64_t>(sizeof(*pointer)), 128) * 128);
     };
-    take(list_size, 1);
+    take(list_size, 2);                   // and a zero
     take(items, listed ? n_items : 0);
     take(pairs, listed ? n_items * tokens : 0);
     take(sums, n_pairs * splits * 2 * width);
@@ -557,7 +557,7 @@ void CudaOps::experts(const ExpertsArgs& args) {
 
   if (many) {
     many_experts(stream_, args, routing, args.hidden >= kSplitInputs ? 2 * kLogSplits : kLogSplits,
-                 {reinterpret_cast<bf16*>(plan.sums), reinterpret_cast<bf16*>(plan.shared_sums), plan.out,
+                 {plan.list_size + 1, reinterpret_cast<bf16*>(plan.sums), reinterpret_cast<bf16*>(plan.shared_sums), plan.out,
                   plan.shared_out});
     return combine(stream_, args, plan);
   }

@@ -5,8 +5,9 @@
 //                  them, in BF16
 //   down_many      a block takes a run of outputs of an item, its warpgroups 128 in turns, and leaves fp32 outputs of every pair
 //
-// Blocks are as many as multiprocessors and go through the work in strides. The first warpgroup brings, running ahead: weights by the
-// copy engine, as they lie (checkpoint/int4_tiles.h), and tokens, row by row, to rows of 128 bytes whose chunks are swapped about.
+// Blocks are as many as multiprocessors. Those of gate_up_many take work as they are done, as some begin while the shared expert's
+// still run; those of down_many in strides. The first warpgroup brings, running ahead: weights by the copy engine, as they lie
+// (checkpoint/int4_tiles.h), and tokens, row by row, to rows of 128 bytes whose chunks are swapped about.
 // The other two multiply. Of 128 outputs, two tiles, a warp makes the A fragments of half a tile from 8 bytes of a lane: of quads
 // 2 (warp % 2) and the next, in tile warp / 2.
 #include "cuda/experts_int4.cuh"
@@ -29,7 +30,8 @@ constexpr float kUnscale = Int4Weight::kUnscale;
 // gate_up_many
 constexpr int kGateUpStage = kTokensStage + 2 * kPairStage, kGateUpStages = 8, kLag = 3;
 constexpr int kSumStride = kPairOutputs + 4, kSumBytes = kManyTokens * kSumStride * 4;      // of a warpgroup
-constexpr int kGateUpBytes = kGateUpStages * (kGateUpStage + 16) + 2 * kSumBytes;
+constexpr int kGateUpBytes = kGateUpStages * (kGateUpStage + 20) + 2 * kSumBytes + 2 * 4;
+constexpr int kDone = -1;
 static_assert(kGateUpStage % 1024 == 0);
 // down_many
 constexpr int kDownStages = 28, kMostWidthStages = 4;
@@ -41,6 +43,7 @@ struct GateUpMany {
   const bf16* x;
   int32_t hidden, width, tiles, stages;
   int32_t log_chains;
+  int32_t* taken;              // how much work blocks have taken besides their first; 0 at first
   bf16* out;                   // [pairs][width]
 };
 
@@ -149,7 +152,7 @@ __device__ inline void with_tokens(int count, const F& with) {
   }
 }
 
-// A block's share of the work: numbers from its own in strides.
+// How much work there is.
 __device__ inline int n_work(const Routing& r, int of_item) { return __ldcg(r.n_items) * of_item; }
 
 // A stage: tokens, the pair of gate, the pair of up.
@@ -157,14 +160,17 @@ struct GateUpMemory {
   SharedAddress at;
   float* sums;                 // [2 warpgroups][tokens][outputs]; before, of a warpgroup, [sums of a thread][threads]
   uint64_t *full, *empty;
+  int32_t *number, *next;      // which work a stage belongs to; the work after that which is being brought, by turns
   __device__ explicit GateUpMemory(std::byte* shared)
       : at(shared_address(shared)), sums(reinterpret_cast<float*>(shared + kGateUpStages * kGateUpStage)),
-        full(reinterpret_cast<uint64_t*>(shared + kGateUpStages * kGateUpStage + 2 * kSumBytes)), empty(full + kGateUpStages) {}
+        full(reinterpret_cast<uint64_t*>(shared + kGateUpStages * kGateUpStage + 2 * kSumBytes)), empty(full + kGateUpStages),
+        number(reinterpret_cast<int32_t*>(empty + kGateUpStages)), next(number + kGateUpStages) {}
 };
 
 __device__ void bring_gate_up(const GateUpMany& p, const GateUpMemory& memory) {
   const int thread = threadIdx.x, chunk = thread % 8, columns = p.width / kPairOutputs;
   const int part = thread / kWarp + thread % kWarp * 4;   // a warp asks for one copy after the other: each for as few
+  constexpr int kTaken = 4;
   Place<kGateUpStages> place, ready;
   int pending = 0;
   const auto give = [&] {
@@ -172,7 +178,10 @@ __device__ void bring_gate_up(const GateUpMany& p, const GateUpMemory& memory) {
     barrier_arrive(&memory.full[ready.at]);
     ready.next();
   };
-  for (int number = blockIdx.x; number < n_work(p.routing, columns); number += gridDim.x) {
+  const int works = n_work(p.routing, columns);
+  int number = static_cast<int>(blockIdx.x);
+  for (int turn = 0; number < works; turn ^= 1) {
+    if (thread == 0) memory.next[turn] = static_cast<int>(gridDim.x) + atomicAdd(p.taken, 1);
     const int index = number / columns, tile = number % columns * kPairTiles;
     const ManyItem item = item_at(p.routing, index, false);
     const bf16* row[4];
@@ -189,7 +198,10 @@ __device__ void bring_gate_up(const GateUpMany& p, const GateUpMemory& memory) {
       const SharedAddress to = memory.at + place.at * kGateUpStage;
       uint64_t* full = &memory.full[place.at];
       barrier_wait(&memory.empty[place.at], place.phase ^ 1);
-      if (thread == 0) barrier_arrive(full, 2 * kPairStage);
+      if (thread == 0) {
+        memory.number[place.at] = number;
+        barrier_arrive(full, 2 * kPairStage);
+      }
       if (part < 2 * kPairParts) {
         const int up = part / kPairParts;
         bring_pair(to + kTokensStage + up * kPairStage, item, p.tiles, tile + up * p.tiles / 2, stage, part % kPairParts, full);
@@ -208,9 +220,17 @@ __device__ void bring_gate_up(const GateUpMany& p, const GateUpMemory& memory) {
         give();
       }
     }
+    meet(kTaken, kGroupThreads);
+    number = memory.next[turn];
   }
   cp_async_wait<0>();
   for (; pending > 0; --pending) give();
+  barrier_wait(&memory.empty[place.at], place.phase ^ 1);
+  if (thread == 0) {
+    memory.number[place.at] = kDone;
+    barrier_arrive(&memory.full[place.at]);
+  }
+  give();
 }
 
 template <int kTokens>
@@ -292,7 +312,10 @@ __device__ void gate_up_many_block(const GateUpMany& p) {
     constexpr int kSummed = 1;
     const int columns = p.width / kPairOutputs;
     Place<kGateUpStages> place;
-    for (int number = blockIdx.x; number < n_work(p.routing, columns); number += gridDim.x) {
+    for (;;) {
+      barrier_wait(&memory.full[place.at], place.phase);
+      const int number = memory.number[place.at];
+      if (number == kDone) break;
       const int index = number / columns, first = number % columns * kPairOutputs;
       const int count = item_at(p.routing, index, false).count;
       with_tokens(count, [&](auto tokens) { sum_gate_up<tokens()>(p, memory, place, group); });
@@ -475,7 +498,7 @@ void many_experts(cudaStream_t stream, const ExpertsArgs& args, const Routing& r
   product.chains = {1 << log_chains, 4, to32(divide_up(product.steps, kStageSteps)), 1 << log_chains, kStageSteps};
   many_rows(stream, product);
   const GateUpMany gate_up{routing, x, to32(args.hidden), to32(args.width), to32(2 * args.width / kTileOutputs),
-                           to32(args.hidden / kStageInputs), log_chains, scratch.hidden};
+                           to32(args.hidden / kStageInputs), log_chains, scratch.taken, scratch.hidden};
   launch("gate_up_many_kernel", gate_up_many_kernel, multiprocessors(), kGateUpBytes, stream, gate_up);
   const DownMany down{routing, scratch.hidden, to32(args.width), to32(args.hidden), to32(args.hidden / kTileOutputs),
                       to32(args.width / kStageInputs), to32(divide_up(args.hidden / kPairOutputs, kRunPairs)), to32(kRunPairs),

@@ -9,6 +9,7 @@ constexpr int kManyTokens = 64;   // pairs of an item
 
 // Where things lie in between: of pairs [pairs][width] and [pairs][hidden], of the shared expert the same of rows.
 struct ManyScratch {
+  int32_t* taken;                 // 0
   bf16 *hidden, *shared_hidden;
   float *out, *shared_out;
 };

@@ -240,22 +240,6 @@ __device__ inline bool find_item(const Pass& pass, const Plan& plan, int group_r
   return item_of_part(pass, streams, part, item);
 }
 
-// By a warp, from the plans of all rows in shared memory.
-__device__ inline bool find_item(const Pass& pass, const RowPlan* plans, int group_rows, const StreamPages* streams, int number,
-                                 Item& item) {
-  int part[4] = {};
-  for (int first = 0; first < pass.rows; first += kWarp) {
-    const int row = first + static_cast<int>(threadIdx.x) % kWarp;
-    const unsigned found =
-        __ballot_sync(0xffffffffu, row < pass.rows && item_of_row(plans[row], row, group_rows, number, part));
-    if (found == 0) continue;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) part[i] = __shfl_sync(0xffffffffu, part[i], __ffs(found) - 1);
-    return item_of_part(pass, streams, part, item);
-  }
-  return false;
-}
-
 // Pages of an item's tiles, lane i the i-th's.
 __device__ inline int64_t pages_of(const Item& item) {
   const int tile = item.begin / kTile + static_cast<int>(threadIdx.x) % kWarp;

@@ -1,5 +1,5 @@
-// The fold of latent attention on sm_90a for many queries of an item, of 512 + 64 dims: those are the 64 rows of wgmma, so a warp
-// has whole rows of scores, and their weights are an operand where they are.
+// The fold of latent attention on sm_90a for several queries of an item, of 512 + 64 dims, in passes of up to 32 rows: queries are the
+// 64 rows of wgmma, so a warp has whole rows of scores, and their weights are an operand where they are.
 //
 // A block is three warpgroups. One brings queries and tiles of keys; the other two hold one half each of the value dims of all
 // queries. Tiles go by turns: the first scores and weighs even tiles, the second odd ones, each while the other is busy; of a tile
@@ -28,10 +28,13 @@ struct WideFold {
   MlaFold fold;
 };
 
-struct WideShared {
+struct WideTurns {
   uint64_t full[2], empty[2], scored[2], queries_full, queries_empty;
   float2 most_keep[2][kColumns];        // m after a slot's tile, and 2^(m before - m)
-  float l[2][2][kColumns];              // by turns of items: of even tiles and of odd ones
+  float l[2][2][kColumns];              // by turns of items: of each warpgroup's tiles
+};
+
+struct WideShared : WideTurns {
   int32_t end[kColumns], column[kColumns];   // as in FoldShared
   int32_t begin, n_tiles, segment;      // of the item
   int32_t next[2];
@@ -43,18 +46,16 @@ struct WideMemory {
   __device__ SharedAddress weights(int i) const { return slot(i) + kWeightsAt; }
   __device__ SharedAddress queries() const { return slots + 2 * kSlotBytes; }
 };
-inline int64_t wide_bytes(int64_t pass_rows) {
-  const int64_t plans = pass_rows > kWarp ? kMaxPassRows * static_cast<int64_t>(sizeof(RowPlan)) : 0;
-  return 3 * kSlotBytes + plans + static_cast<int64_t>(sizeof(WideShared));
-}
+constexpr int64_t kWideBytes = 3 * kSlotBytes + static_cast<int64_t>(sizeof(WideShared));
 
 // What a consumer has of its warp's sixteen queries: a thread has rows lane / 4 and 8 below, of 256 value dims.
 class WideSums {
  public:
-  __device__ explicit WideSums(const WideShared& shared) {
+  // Begins a segment.
+  __device__ WideSums(const int32_t* end, const int32_t* column) {
     row_ = threadIdx.x % kGroupThreads / kWarp * 16 + static_cast<int>(threadIdx.x) % kWarp / 4;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) end_[i] = shared.end[row_ + i * 8], column_[i] = shared.column[row_ + i * 8];
+    for (int i = 0; i < 2; ++i) end_[i] = end[row_ + i * 8], column_[i] = column[row_ + i * 8];
   }
 
   // Begins a tile's scores; wgmma_wait, then weigh.
@@ -96,7 +97,7 @@ class WideSums {
   }
 
   // The tile's weights.
-  __device__ void weigh(WideShared& shared, int slot) {
+  __device__ void weigh(WideTurns& shared, int slot) {
     float base[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -119,7 +120,7 @@ class WideSums {
   }
 
   // They are in shared memory for the other warpgroup.
-  __device__ void show_weights(const WideMemory& memory, WideShared& shared, int slot) {
+  __device__ void show_weights(const WideMemory& memory, WideTurns& shared, int slot) {
     constexpr int kBarrier = 3;         // and 4
     const int lane = threadIdx.x % kWarp;
     meet(kBarrier + slot, kGroupThreads);   // all four warps' scores have read the keys that weights take the place of
@@ -145,7 +146,7 @@ class WideSums {
     for (int k = 0; k < kKeyGroups; ++k) mma(l_, p_[k], {0x3f803f80u, 0x3f803f80u});
   }
   // The same of a tile that the other warpgroup weighed.
-  __device__ void add_other(const WideMemory& memory, const WideShared& shared, int slot, int group) {
+  __device__ void add_other(const WideMemory& memory, const WideTurns& shared, int slot, int group) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const float2 of_row = shared.most_keep[slot][row_ + i * 8];
@@ -169,13 +170,14 @@ class WideSums {
     wgmma_begin(o_);
   }
 
-  // o / l as fp16, and m, l. The warpgroups meet: l is the sum of both's.
-  __device__ void store_means(WideShared& shared, uint16_t* means, float2* extremes, int n_segments, int segment,
+  // The warpgroup's part of l, for both to take: after the segment's last tile has begun to be added.
+  __device__ void show_l(WideTurns& shared, int group, int turn) const {
+    if (threadIdx.x % 4 == 0) shared.l[turn][group][row_] = l_[0], shared.l[turn][group][row_ + 8] = l_[2];
+  }
+  // o / l as fp16, and m, l: the sum of both's.
+  __device__ void store_means(const WideTurns& shared, uint16_t* means, float2* extremes, int n_segments, int segment,
                               int group, int turn) const {
-    constexpr int kBarrier = 1;
     const int lane = threadIdx.x % kWarp;
-    if (lane % 4 == 0) shared.l[turn][group][row_] = l_[0], shared.l[turn][group][row_ + 8] = l_[2];
-    meet(kBarrier, 2 * kGroupThreads);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (column_[i] < 0) continue;
@@ -230,7 +232,7 @@ __device__ void consume(const MlaFold& p, const WideMemory& memory, WideShared& 
     const int n_tiles = shared.n_tiles, segment = shared.segment;
     if (n_tiles == kDone) return;
     int first = shared.begin;
-    WideSums sums(shared);
+    WideSums sums(shared.end, shared.column);
     if (kGroup == 1 && n_tiles == 1) leave(&shared.queries_empty);
     for (int t = 0; t < n_tiles; t += 2, first += 2 * kTile) {
       const bool two = t + 1 < n_tiles;
@@ -277,6 +279,9 @@ __device__ void consume(const MlaFold& p, const WideMemory& memory, WideShared& 
       }
       ++used[0], used[1] += two;
     }
+    constexpr int kBarrier = 1;
+    sums.show_l(shared, kGroup, number % 2);
+    meet(kBarrier, 2 * kGroupThreads);
     sums.store_means(shared, p.means, p.extremes, p.n_segments, segment, kGroup, number % 2);
   }
 }
@@ -379,13 +384,11 @@ class Bringer {
   int used_[2] = {}, items_ = 0, turn_ = 0;
 };
 
-__device__ inline void bring(const WideFold& wide, const WideMemory& memory, WideShared& shared, const RowPlan* plans,
-                             int n_items) {
+// A lane knows a row of the pass.
+__device__ inline void bring(const WideFold& wide, const WideMemory& memory, WideShared& shared) {
   const MlaFold& p = wide.fold;
-  const bool few = p.pass.rows <= kWarp;
-  LanePlan of_lane{};
-  if (few) of_lane = plan_of_lane(p.pass, p.group_rows, p.streams), n_items = of_lane.plan.n_items;
-  n_items *= p.head_blocks;
+  const LanePlan plan = plan_of_lane(p.pass, p.group_rows, p.streams);
+  const int n_items = plan.plan.n_items * p.head_blocks;
   Bringer bringer(wide, memory, shared);
   bool begun = false;             // the kernel before has ended
   const auto begin = [&] {
@@ -397,8 +400,7 @@ __device__ inline void bring(const WideFold& wide, const WideMemory& memory, Wid
     Item item;
     item.head_block = number % p.head_blocks;
     int end = 0;                  // of the lane's row
-    const bool found = few ? find_item(of_lane, p.group_rows, number / p.head_blocks, item, end)
-                           : find_item(p.pass, plans, p.group_rows, p.streams, number / p.head_blocks, item);
+    const bool found = find_item(plan, p.group_rows, number / p.head_blocks, item, end);
     const int n_tiles = found ? static_cast<int>(divide_up(item.end - item.begin, kTile)) : 0;
     const int64_t pages = found ? pages_of(item) : 0;
     if (!begun) {
@@ -406,10 +408,7 @@ __device__ inline void bring(const WideFold& wide, const WideMemory& memory, Wid
       begin();
     }
     if (!found) continue;
-    bringer.queries(item, n_tiles, [&](int row) {
-      if (few) return __shfl_sync(0xffffffffu, end, row % kWarp);
-      return row < item.first + item.n ? seen_end(p.pass, row, item) : 0;
-    });
+    bringer.queries(item, n_tiles, [&](int row) { return __shfl_sync(0xffffffffu, end, row % kWarp); });
     for (int t = 0; t < n_tiles; ++t) bringer.tile(item, pages, t);
   }
   if (!begun) begin();
@@ -422,7 +421,6 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_fold_kernel(const __grid
   const MlaFold& p = wide.fold;
   const WideMemory memory{shared_address(memory_bytes)};
   auto& shared = *reinterpret_cast<WideShared*>(memory_bytes + 3 * kSlotBytes);
-  auto* plans = reinterpret_cast<RowPlan*>(memory_bytes + 3 * kSlotBytes + sizeof(WideShared));
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       barrier_init(&shared.full[i], kGroupThreads);
@@ -433,18 +431,11 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_fold_kernel(const __grid
     barrier_init(&shared.queries_empty, 8);
     fence_shared();               // for the copy engine
   }
-  int n_items = 0;
-  if (p.pass.rows > kWarp) {      // otherwise every warp plans on its own
-    const Plan plan = make_plan(p.pass, p.group_rows, *reinterpret_cast<PlanShared*>(memory_bytes));
-    if (static_cast<int>(threadIdx.x) < p.pass.rows) plans[threadIdx.x] = plan;
-    n_items = plan.n_items;
-    fence_shared();
-  }
   __syncthreads();
   const int group = warpgroup();
   if (group == 0) {
     give_registers<72>();
-    bring(wide, memory, shared, plans, n_items);
+    bring(wide, memory, shared);
   } else {
     take_registers<216>();
     if (group == 1) consume<0>(p, memory, shared);

@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kListThreads) list_kernel(const __grid_constan
       const int other = __shfl_up_sync(0xffffffffu, through, step);
       if (lane >= step) through += other;
     }
-    if (lane == kWarp - 1) *p.n_items = through;
+    if (lane == kWarp - 1) p.n_items[0] = through, p.n_items[1] = 0;
     int at = through - items;
     for (int e = from; e < to; ++e) {
       first[e] = at;

@@ -92,7 +92,7 @@ struct ListArgs {
   int32_t k, n_experts, tokens;
   const int32_t* expert;
   const Matrix *gate_up, *down;
-  int32_t* n_items;
+  int32_t* n_items;             // and a zero after it
   WorkItem* items;
   int32_t* pairs;
 };

@@ -175,6 +175,38 @@ void bench_mla(Bench& bench, int64_t context, int64_t n_streams, std::vector<int
   }
 }
 
+// A chunk of a prompt behind a context of its own.
+void bench_chunk(Bench& bench, int64_t context, int64_t n) {
+  Ops& ops = bench.ops();
+  const size_t page_bytes = ops.latent_page_bytes(kLora, kRope);
+  const int64_t most = context + n, n_pages = (most + kPageTokens - 1) / kPageTokens;
+  std::vector<int32_t> table, token(static_cast<size_t>(n)), position, stream(static_cast<size_t>(n)), visible;
+  const std::vector<int32_t> parent(static_cast<size_t>(n), -1);
+  for (int64_t i = 0; i < n_pages; ++i) table.push_back(static_cast<int32_t>(n_pages - 1 - i));
+  for (int64_t i = 0; i < n; ++i) position.push_back(static_cast<int32_t>(context + i)), visible.push_back(position.back() + 1);
+  const Rows rows{n, bench.put(token), bench.put(position), bench.put(stream), bench.put(parent), bench.put(visible)};
+  const StreamPages* streams = bench.put(std::vector<StreamPages>{{bench.put(table)}});
+  const std::byte* pages = bench.filled(n_pages * static_cast<int64_t>(page_bytes));
+  auto* scratch = bench.activations(1, static_cast<int64_t>(ops.latent_scratch_bytes(n, kLora, kRope) / 2));
+  const auto* angle = bench.put(std::vector<float>(static_cast<size_t>(most * kRope / 2), 0.7f));
+  const MatrixGroup uk = head_matrices(bench, kLora, kNope), uv = head_matrices(bench, kVHead, kLora);
+  auto* work = bench.space<std::byte>(static_cast<int64_t>(ops.attention_work_bytes(n, kHeads, kLora + kRope, most)));
+  Act* q = bench.activations(n, kHeads * (kNope + kRope));
+  Act* out = bench.space<uint16_t>(n * kHeads * kVHead);
+  const int64_t bytes = 2 * (most * (kLora + kRope) + kHeads * kLora * (kNope + kVHead));
+  bench.time("mla_attention", "a chunk behind " + std::to_string(context), n, static_cast<double>(bytes), 4, [&](int64_t) {
+    MlaAttentionArgs args{};
+    args.rows = rows, args.streams = streams, args.q = q, args.w_uk = uk, args.w_uv = uv;
+    args.n_heads = kHeads, args.nope = kNope, args.kv_lora = kLora, args.v_head = kVHead;
+    args.rope = {angle, angle, kRope};
+    args.scale = 0.1f;
+    args.pages = pages, args.page_stride = page_bytes, args.scratch = scratch, args.max_context = most;
+    args.work = work, args.out = out;
+    ops.mla_attention(args);
+  });
+  bench.forget_memory();
+}
+
 }  // namespace
 
 void bench_dense(Bench& bench) {
@@ -232,6 +264,7 @@ void bench_attention(Bench& bench) {
     bench_mla(bench, context, 8, {16});
     bench.forget_memory();
   }
+  for (const auto& [context, n] : {std::pair<int64_t, int64_t>{0, 2048}, {0, 4096}, {4096, 4096}}) bench_chunk(bench, context, n);
 }
 
 void bench_vocabulary(Bench& bench) {

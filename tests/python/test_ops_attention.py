@@ -133,6 +133,30 @@ def test_prompts(backends, shape):
     layer.check(whole[own], want)
 
 
+def test_chunks_of_long_prompts(backends):
+  """Ends of two streams with contexts of many segments as one batch of many rows; rows of it alone."""
+  rng = np.random.default_rng(7)
+  layer = Mla(backends, rng, (8, 128, 64, 512, 128))
+  lengths, rows_of = [1400, 9100], [75, 62]
+  tables, n_pages = shuffled_tables(rng, 2, 9100 // 64 + 1)
+  stream, position = np.repeat([0, 1], lengths), np.concatenate([np.arange(n) for n in lengths])
+  last = np.concatenate([np.flatnonzero(stream == s)[-n:] for s, n in enumerate(rows_of)])
+  kv, _ = layer.tokens(rng, len(stream))
+  _, q = layer.tokens(rng, len(last))
+  backend = backends[2]
+  weights = layer.upload(backend)
+  pages, scratch = layer.memory(backend, n_pages, len(stream))
+  layer.write(backend, Rows(position, stream), tables, kv, pages, scratch)
+  attend = lambda of: layer.attend(backend, weights, Rows(position[last[of]], stream[last[of]]), tables, q[of], pages, scratch)
+  whole = attend(np.arange(len(last)))
+  for of in (*rng.choice(len(last), (6, 1)), np.arange(20, 60), np.arange(70, 80)):
+    assert same_bits(attend(of), whole[of])
+  for s, n in enumerate(rows_of):
+    own, some = stream == s, slice(0, rows_of[0]) if s == 0 else slice(rows_of[0], None)
+    seen = np.arange(lengths[s]) <= np.arange(lengths[s] - n, lengths[s])[:, None]
+    layer.check(whole[some], layer.want(kv[own], q[some], position[own], seen))
+
+
 def random_parents(rng, n_nodes, style):
   """Parents of nodes 1..n as node numbers: a chain, a bush, or deep with branches."""
   if style == "chain":
