@@ -246,6 +246,10 @@ asio::awaitable<void> Generations::serve(Exchange& exchange, openai::RequestKind
   }
   exchange.request().note = reply.id() + " prompt_tokens=" + std::to_string(reply.prompt_tokens()) +
                             " completion_tokens=" + std::to_string(reply.completion_tokens());
+  if (generation->is_stream() && reply.failure()) {
+    exchange.request().error_code = reply.failure()->code;
+    exchange.request().error_param = reply.failure()->param;
+  }
   if (generation->is_stream() || generation->is_left()) co_return;
   if (reply.failure()) throw openai::ApiError(*reply.failure());
   HttpResponse response;

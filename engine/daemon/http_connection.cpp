@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <ctime>
 
+#include "http_text.h"
 #include "kdtree.h"
 
 namespace kdt {
@@ -96,7 +97,7 @@ asio::awaitable<void> HttpConnection::run() {
 
 asio::awaitable<void> HttpConnection::turn_away() {
   const auto self = shared_from_this();
-  HttpResponse response = server_.handler_->refuse(503, "Too many connections are open.");
+  HttpResponse response = server_.handler_->refuse(request_, 503, "Too many connections are open.");
   closing_ = true;
   co_await respond(std::move(response));
   co_await linger();
@@ -142,13 +143,17 @@ asio::awaitable<bool> HttpConnection::read_request() {
   if (!framed_as_read()) co_return co_await refuse(http::make_error_code(http::error::bad_transfer_encoding));
   if (parser_->get().version() >= 11 && parser_->get().count(http::field::host) != 1)
     co_return co_await refuse(http::make_error_code(http::error::bad_field));
+  // HTTP/1.0 knows no expectations: they are not looked at (RFC 9110, 10.1.1).
+  const std::string_view expected = parser_->get().version() >= 11 ? request_.field("expect") : std::string_view();
+  const bool waits = lower_case(expected) == "100-continue";
+  if (!expected.empty() && !waits) co_return co_await refuse(417, "The header Expect can ask for 100-continue alone.");
 
   if (std::optional<HttpResponse> refusal = server_.handler_->check(request_)) {
     keep_alive_ = keep_alive_ && parser_->is_done();
     co_await respond(std::move(*refusal));
     co_return false;
   }
-  if (request_.field("expect") == "100-continue" && request_.has_body && parser_->get().version() >= 11) {
+  if (waits && request_.has_body) {
     http::response<http::empty_body> go_on(http::status::continue_, 11);
     set_deadline(server_.limits_.write);
     co_await http::async_write(socket_, go_on, with_error(error));
@@ -169,9 +174,7 @@ bool HttpConnection::take_head() {
   request_.method = text(head.method_string());
   request_.path = path_of(text(head.target()));
   for (const auto& field : head) {
-    std::string name = text(field.name_string());
-    for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-    request_.fields.emplace_back(std::move(name), text(field.value()));
+    request_.fields.emplace_back(lower_case(text(field.name_string())), text(field.value()));
   }
   request_.has_body = !parser_->is_done();
   keep_alive_ = head.keep_alive();
@@ -200,7 +203,12 @@ asio::awaitable<bool> HttpConnection::refuse(error_code error) {
                           : status == 431 ? more_than("The header", server_.limits_.max_header_bytes)
                                           : "The request was refused: " + error.message() + ".";
   timed_out_ = false;
-  HttpResponse response = server_.handler_->refuse(status, why);
+  co_return co_await refuse(status, why);
+}
+
+asio::awaitable<bool> HttpConnection::refuse(int status, std::string why) {
+  keep_alive_ = false;
+  HttpResponse response = server_.handler_->refuse(request_, status, why);
   co_await respond(std::move(response));
   co_return false;
 }
@@ -238,7 +246,7 @@ asio::awaitable<void> HttpConnection::answer() {
   }
   stop_watch();
   if (failed && status_ == 0 && !gone_) {
-    HttpResponse response = server_.handler_->refuse(500, "The server failed to answer this request.");
+    HttpResponse response = server_.handler_->refuse(request_, 500, "The server failed to answer this request.");
     co_await respond(std::move(response));
   }
 }

@@ -35,6 +35,7 @@ class HttpConnection final : public Exchange, public std::enable_shared_from_thi
   asio::awaitable<bool> wait_for_request();
   asio::awaitable<bool> read_request();
   asio::awaitable<bool> refuse(boost::system::error_code error);
+  asio::awaitable<bool> refuse(int status, std::string why);
   asio::awaitable<void> answer();
   asio::awaitable<void> linger();
   bool take_head();

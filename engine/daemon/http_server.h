@@ -45,6 +45,8 @@ struct HttpRequest {
   std::string peer;          // address and port
   std::string id;            // of the log and of the answer's X-Request-Id; the handler's
   std::string note;          // what the handler wants in the log beside
+  std::string error_code;    // of the error that was its answer, or that ended its stream; "" of none
+  std::string error_param;   // the field at fault
   bool has_body = false;
 
   // The first field of this (lower-case) name; "" when there is none.
@@ -84,7 +86,7 @@ class HttpHandler {
   virtual std::optional<HttpResponse> check(HttpRequest& head) = 0;
   virtual asio::awaitable<void> handle(Exchange& exchange) = 0;
   // The answer to what is not HTTP, too large or too slow.
-  virtual HttpResponse refuse(int status, std::string_view why) = 0;
+  virtual HttpResponse refuse(HttpRequest& request, int status, std::string_view why) = 0;
   // Fields that every answer to this request carries.
   virtual HeaderFields common_fields(const HttpRequest& request) = 0;
   // The request has been answered, or its client has gone.

@@ -18,10 +18,11 @@
 namespace kdt {
 namespace {
 
-// A descriptor that was closed would be given to the next file or socket, and text would be written into that.
+// A descriptor that was closed would be given to the next file or socket, and text would be written into that. Results that
+// nobody can get are an error: what takes the place of a closed standard output cannot be written to.
 void open_standard_descriptors() {
   for (int descriptor = 0; descriptor <= 2; ++descriptor)
-    if (fcntl(descriptor, F_GETFD) == -1) open("/dev/null", descriptor == 0 ? O_RDONLY : O_WRONLY);
+    if (fcntl(descriptor, F_GETFD) == -1) open("/dev/null", descriptor == 2 ? O_WRONLY : O_RDONLY);
 }
 
 // Without a command it is `serve`, with or without flags of its own.

@@ -58,8 +58,11 @@ ApiError unsupported(std::string param, std::string_view why) {
   return ApiError(400, "unsupported_parameter", std::move(message), std::move(param));
 }
 
-ApiError model_not_found(std::string_view model) {
-  return ApiError(404, "model_not_found", "The model '" + one_line(model) + "' does not exist.", "model");
+ApiError model_not_found(std::string_view model, const std::vector<std::string>& served) {
+  std::string names;
+  for (const std::string& name : served) names += (names.empty() ? "'" : ", '") + one_line(name) + "'";
+  return ApiError(404, "model_not_found", "The model '" + one_line(model) + "' does not exist; served here: " + names + ".",
+                  "model");
 }
 
 ApiError context_length_exceeded(int64_t n_prompt, int64_t max_tokens, int64_t n_context, std::string param) {

@@ -31,8 +31,8 @@ struct ApiError : std::exception {
 ApiError invalid_value(std::string param, std::string_view value, std::string_view expected);
 // 400: a field or a value this server does not implement; ignoring it would change what the client gets.
 ApiError unsupported(std::string param, std::string_view why);
-// 404.
-ApiError model_not_found(std::string_view model);
+// 404. `served`: the names there are.
+ApiError model_not_found(std::string_view model, const std::vector<std::string>& served);
 // 400 context_length_exceeded, with n_prompt_tokens and n_ctx as further members.
 ApiError context_length_exceeded(int64_t n_prompt, int64_t max_tokens, int64_t n_context, std::string param);
 // A failed call of the library. `message` is kdt_last_error() of the same thread; the field it begins with is `param`.

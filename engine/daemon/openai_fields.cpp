@@ -3,6 +3,8 @@
 #include <cmath>
 #include <utility>
 
+#include "nearest.h"
+
 namespace kdt::openai {
 namespace {
 
@@ -82,9 +84,9 @@ std::vector<int32_t> read_ids(const std::string& name, const Json& value, int64_
   for (const Json& id : value) {
     // A body may hold millions: only a bad one is worth its name.
     const std::optional<int64_t> number = id.is_number() ? integer_of(id) : std::nullopt;
-    if (!number || *number < 0 || *number > high)
-      read_integer(name + "[" + std::to_string(ids.size()) + "]", id, 0, high);
-    ids.push_back(static_cast<int32_t>(*number));
+    const bool good = number && *number >= 0 && *number <= high;
+    ids.push_back(static_cast<int32_t>(
+        good ? *number : read_integer(name + "[" + std::to_string(ids.size()) + "]", id, 0, high)));
   }
   return ids;
 }
@@ -131,11 +133,19 @@ const Field* FieldTable::find(Endpoint endpoint, std::string_view name) const {
   return nullptr;
 }
 
+ApiError FieldTable::unknown(Endpoint endpoint, const std::string& name) const {
+  std::vector<std::string> names;
+  for (const Field& field : fields_)
+    if (field.endpoints & endpoint) names.push_back(field.name);
+  const std::string meant = nearest(name, names), shown = one_line(name);
+  return ApiError(400, "unknown_parameter",
+                  "Unknown parameter: '" + shown + "'" + (meant.empty() ? "." : "; did you mean '" + meant + "'?"), shown);
+}
+
 void FieldTable::read(Endpoint endpoint, const Json& object, Draft& draft) const {
   for (const auto& [name, value] : object.items()) {
     const Field* field = find(endpoint, name);
-    if (!field)
-      throw ApiError(400, "unknown_parameter", "Unknown parameter: '" + one_line(name) + "'.", one_line(name));
+    if (!field) throw unknown(endpoint, name);
     if (!value.is_null()) field->read(value, draft);
   }
   for (const Field& field : fields_) {

@@ -57,6 +57,8 @@ struct FieldTable {
 
  private:
   const Field* find(Endpoint endpoint, std::string_view name) const;
+  // 400, with the field of the endpoint that was probably meant.
+  ApiError unknown(Endpoint endpoint, const std::string& name) const;
 
   Fields fields_;
   std::map<std::string, std::vector<size_t>, std::less<>> by_name_;

@@ -18,7 +18,7 @@ void read_model(const Json& value, Draft& draft) {
       return;
     }
   }
-  throw model_not_found(name);
+  throw model_not_found(name, draft.served.names);
 }
 
 // ------------------------------------------------------------------------------------------------ prompts

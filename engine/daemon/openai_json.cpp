@@ -109,8 +109,10 @@ Json read_object(std::string_view body, int64_t max_depth) {
   Reader reader(max_depth);
   Json::sax_parse(body.begin(), body.end(), &reader);
   Json json = reader.take();
-  if (!json.is_object())
-    throw ApiError(400, "invalid_json", "The request body is " + one_line(shown(json)) + ": expected a JSON object.");
+  if (!json.is_object()) {
+    const std::string found = json.is_string() ? write_json(json) : shown(json);
+    throw ApiError(400, "invalid_json", "The request body is " + one_line(found) + ": expected a JSON object.");
+  }
   return json;
 }
 

@@ -138,7 +138,7 @@ std::string Protocol::models_body() const {
 
 std::string Protocol::model_body(std::string_view name) const {
   const auto served = std::find(model_.names.begin(), model_.names.end(), name);
-  if (served == model_.names.end()) throw model_not_found(name);
+  if (served == model_.names.end()) throw model_not_found(name, model_.names);
   return write_json(model_json(model_, *served));
 }
 

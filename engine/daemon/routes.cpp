@@ -6,6 +6,7 @@
 #include <array>
 #include <random>
 
+#include "http_text.h"
 #include "openai_json.h"
 
 namespace kdt {
@@ -61,7 +62,10 @@ bool takes(const Route& route, std::string_view method) {
   return method == route.method || method == "OPTIONS" || (method == "HEAD" && route.method == "GET");
 }
 
-HttpResponse error_response(const openai::ApiError& error) {
+// The answer, which the log knows too.
+HttpResponse error_response(HttpRequest& request, const openai::ApiError& error) {
+  request.error_code = error.code;
+  request.error_param = error.param;
   HttpResponse response;
   response.status = error.http_status;
   response.body = error.body();
@@ -77,47 +81,6 @@ HttpResponse json_response(int status, std::string body) {
   response.status = status;
   response.body = std::move(body);
   return response;
-}
-
-bool is_json(std::string_view content_type) {
-  std::string media_type(content_type.substr(0, content_type.find(';')));
-  media_type.erase(media_type.find_last_not_of(' ') + 1);
-  for (char& c : media_type) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return media_type == "application/json";
-}
-
-// %XX of a path; nullopt for what is no such escape.
-std::optional<std::string> percent_decoded(std::string_view text) {
-  const auto digit = [](char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    const int letter = c | 0x20;
-    return letter >= 'a' && letter <= 'f' ? letter - 'a' + 10 : -1;
-  };
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      out += text[i];
-      continue;
-    }
-    if (i + 2 >= text.size() || digit(text[i + 1]) < 0 || digit(text[i + 2]) < 0) return std::nullopt;
-    out += static_cast<char>(digit(text[i + 1]) * 16 + digit(text[i + 2]));
-    i += 2;
-  }
-  return out;
-}
-
-// "host" of "http://host:8000" and of "host:8000", in lower case; an IPv6 address with its brackets.
-std::string host_of(std::string_view origin) {
-  const size_t scheme = origin.find("://");
-  if (scheme != std::string_view::npos) origin.remove_prefix(scheme + 3);
-  const size_t bracket = origin.find(']');
-  std::string host(origin.substr(0, origin.find(':', bracket == std::string_view::npos ? 0 : bracket)));
-  for (char& c : host) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return host;
-}
-
-bool names_loopback(const std::string& host) {
-  return host == "localhost" || host.rfind("127.", 0) == 0 || host == "[::1]";
 }
 
 std::string random_prefix() {
@@ -140,32 +103,40 @@ std::optional<HttpResponse> Routes::check(HttpRequest& head) {
   if (head.path == "*") return std::nullopt;
   if (!route) {
     const std::string path = openai::one_line(head.path);
-    return error_response({404, "not_found", "Unknown path '" + path + "'; /openapi.json has those there are."});
+    return error_response(head, {404, "not_found", "Unknown path '" + path + "'; /openapi.json has those there are."});
   }
   if (!takes(*route, head.method)) {
     HttpResponse response = error_response(
-        {405, "method_not_allowed", std::string(route->path) + " takes " + methods_of(*route) + "."});
+        head, {405, "method_not_allowed", std::string(route->path) + " takes " + methods_of(*route) + "."});
     response.fields.emplace_back("Allow", methods_of(*route));
     return response;
   }
   if (head.method == "OPTIONS") return std::nullopt;
   if (!route->open && parts_.keys.required() && !parts_.keys.accepts(head.field("authorization"))) {
-    return error_response({401, "invalid_api_key",
-                           head.field("authorization").empty()
-                               ? "You didn't provide an API key. Send it as 'Authorization: Bearer KEY'."
-                               : "Incorrect API key provided."});
+    return error_response(head, {401, "invalid_api_key",
+                                 head.field("authorization").empty()
+                                     ? "You didn't provide an API key. Send it as 'Authorization: Bearer KEY'."
+                                     : "Incorrect API key provided."});
   }
   if (!route->open && is_rebound(head)) {
-    return error_response({403, "forbidden_origin",
-                           "This daemon listens on this machine alone and has no API key; a web page that came by another "
-                           "name, '" + openai::one_line(head.field("origin")) + "', may not use it (--allow-origin, "
-                           "--api-key-file)."});
+    return error_response(head, {403, "forbidden_origin",
+                                 "This daemon listens on this machine alone and has no API key; a web page that came by "
+                                 "another name, '" + openai::one_line(head.field("origin")) + "', may not use it "
+                                 "(--allow-origin, --api-key-file)."});
   }
   // A page of any site may send a form or plain text to this address without asking; JSON it may not.
   const std::string_view type = head.field("content-type");
   const bool from_page = !head.field("origin").empty();
   if (head.method == "POST" && !is_json(type) && (!type.empty() || from_page)) {
-    return error_response({415, "unsupported_media_type", "Send the body with 'Content-Type: application/json'."});
+    return error_response(head, {415, "unsupported_media_type", "Send the body with 'Content-Type: application/json'."});
+  }
+  const std::string_view coding = head.field("content-encoding");
+  if (head.method == "POST" && !coding.empty() && lower_case(coding) != "identity") {
+    HttpResponse response = error_response(head, {415, "unsupported_media_type",
+                                                  "The body is encoded as '" + openai::one_line(coding) + "': expected it as it "
+                                                  "is, without Content-Encoding."});
+    response.fields.emplace_back("Accept-Encoding", "identity");
+    return response;
   }
   return std::nullopt;
 }
@@ -197,20 +168,21 @@ asio::awaitable<void> Routes::handle(Exchange& exchange) {
     failure = openai::ApiError(500, "internal_error", "The server failed to answer this request.");
   }
   if (failure && !exchange.gone()) {
-    HttpResponse response = error_response(*failure);
+    HttpResponse response = error_response(request, *failure);
     co_await exchange.respond(std::move(response));
   }
 }
 
-HttpResponse Routes::refuse(int status, std::string_view why) {
+HttpResponse Routes::refuse(HttpRequest& request, int status, std::string_view why) {
   const char* code = status == 408   ? "request_timeout"
                      : status == 413 ? "request_too_large"
+                     : status == 417 ? "expectation_failed"
                      : status == 431 ? "header_too_large"
                      : status == 503 ? "too_many_connections"
                      : status == 505 ? "http_version_not_supported"
                      : status >= 500 ? "internal_error"
                                      : "bad_request";
-  return error_response({status, code, std::string(why)});
+  return error_response(request, {status, code, std::string(why)});
 }
 
 HeaderFields Routes::common_fields(const HttpRequest& request) {
@@ -245,14 +217,19 @@ void Routes::done(const HttpRequest& request, int status, double seconds) {
   if (route && route->quiet && status == 200) return;
   const std::string path = openai::one_line(request.path);
   const std::string method = openai::one_line(request.method, 16);
-  parts_.log.info(fmt::format("{} \"{} {}\" {} {:.3f} s {} {}", request.peer, method, path, status, seconds, request.id,
-                              request.note),
-                  {{"peer", request.peer},
-                   {"method", method},
-                   {"path", path},
-                   {"status", status},
-                   {"seconds", seconds},
-                   {"request_id", request.id}});
+  ServeLog::Fields fields = {{"peer", request.peer}, {"method", method},    {"path", path},
+                             {"status", status},     {"seconds", seconds}, {"request_id", request.id}};
+  std::string text = fmt::format("{} \"{} {}\" {} {:.3f} s", request.peer, method, path, status, seconds);
+  for (const std::string& part : {request.id, request.note}) text += part.empty() ? "" : " " + part;
+  // Of a stream that was begun the status tells nothing of its end.
+  const auto add_field = [&](const char* name, const std::string& value) {
+    if (value.empty()) return;
+    fields[name] = openai::one_line(value);
+    text += fmt::format(" {}={}", name, openai::one_line(value));
+  };
+  add_field("error", request.error_code);
+  add_field("param", request.error_param);
+  parts_.log.info(text, fields);
 }
 
 void Routes::connection_refused() {
@@ -331,7 +308,7 @@ Routes::Answer Routes::model(Exchange& exchange) {
   constexpr size_t kStart = std::string_view("/v1/models/").size();
   const std::string_view encoded = std::string_view(exchange.request().path).substr(kStart);
   const std::optional<std::string> name = percent_decoded(encoded);
-  if (!name) throw openai::model_not_found(encoded);
+  if (!name) throw openai::model_not_found(encoded, parts_.protocol.model().names);
   HttpResponse response = json_response(200, parts_.protocol.model_body(*name));
   co_await exchange.respond(std::move(response));
 }
@@ -352,7 +329,7 @@ std::string Routes::fault() const {
 Routes::Answer Routes::health(Exchange& exchange) {
   const std::string why = fault();
   HttpResponse response = why.empty() ? json_response(200, R"({"status":"ok"})")
-                                      : error_response({503, "engine_failed", openai::one_line(why, 500)});
+                                      : error_response(exchange.request(), {503, "engine_failed", openai::one_line(why, 500)});
   co_await exchange.respond(std::move(response));
 }
 
@@ -366,7 +343,7 @@ Routes::Answer Routes::ready(Exchange& exchange) {
       why = "as many requests wait as may";
   }
   HttpResponse response = why.empty() ? json_response(200, R"({"status":"ready"})")
-                                      : error_response({503, "not_ready", openai::one_line(why, 500)});
+                                      : error_response(exchange.request(), {503, "not_ready", openai::one_line(why, 500)});
   co_await exchange.respond(std::move(response));
 }
 

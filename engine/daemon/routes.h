@@ -39,7 +39,7 @@ class Routes final : public HttpHandler {
 
   std::optional<HttpResponse> check(HttpRequest& head) override;
   asio::awaitable<void> handle(Exchange& exchange) override;
-  HttpResponse refuse(int status, std::string_view why) override;
+  HttpResponse refuse(HttpRequest& request, int status, std::string_view why) override;
   HeaderFields common_fields(const HttpRequest& request) override;
   void done(const HttpRequest& request, int status, double seconds) override;
   void connection_refused() override;

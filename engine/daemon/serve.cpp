@@ -145,9 +145,11 @@ int ServeCommand::run() const {
   const std::string url = server.url();
   const std::string name = protocol.model().names.front();
   const std::string backend = info.value("backend", std::string()) + " " + info.value("cpu_target", std::string());
-  log.info("Serving " + name + " on " + url + " (kdtree-run " + kdt_version() + ", " + backend + ", " +
-               counted(info.value("threads", 0), "thread") + ")",
-           {{"url", url}, {"model", name}, {"version", kdt_version()}});
+  const int64_t n_ranks = info.value("tp", int64_t{1}), n_threads = info.value("threads", int64_t{0});
+  const std::string ranks = n_ranks > 1 ? counted(n_ranks, "rank") + " with " : "";
+  log.info("Serving " + name + " on " + url + " (kdtree-run " + kdt_version() + ", " + backend + ", " + ranks +
+               counted(n_threads, "thread") + (n_ranks > 1 ? " each)" : ")"),
+           {{"url", url}, {"model", name}, {"version", kdt_version()}, {"tp", n_ranks}, {"threads", n_threads}});
   try {
     io.run();
   } catch (const std::exception& error) {

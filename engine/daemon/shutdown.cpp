@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "failure.h"
+#include "table.h"
 
 namespace kdt {
 namespace {
@@ -57,7 +58,7 @@ void Shutdown::on_signal(int signal) {
     log_.warning(name + " again: stopping at once");
     _exit(exit_code_ != 0 ? exit_code_ : static_cast<int>(kExitInterrupted));
   }
-  log_.info(name + ": finishing " + std::to_string(server_.n_requests()) + " open requests; again to stop at once");
+  log_.info(name + ": finishing " + counted(server_.n_requests(), "open request") + "; again to stop at once");
   signalled_ = Clock::now();
   server_.stop_accepting();
   kdt_engine_drain(engine_, 0);   // a timeout says that requests are left, which is what the ticks look at
@@ -119,7 +120,7 @@ void Shutdown::look_at_engine() {
 }
 
 void Shutdown::cancel() {
-  log_.warning("the shutdown timeout is over: cancelling " + std::to_string(server_.n_requests()) + " open requests");
+  log_.warning("the shutdown timeout is over: cancelling " + counted(server_.n_requests(), "open request"));
   generations_.fail_all(openai::ApiError(503, "shutting_down", "The server is shutting down."));
   kdt_engine_cancel_all(engine_);
   enter(Phase::cancelling, kCancelGrace);

@@ -281,6 +281,14 @@ def test_a_full_disk_is_an_error():
     assert done.returncode == 1 and ERROR.fullmatch(done.stderr.decode()), command
 
 
+def test_a_closed_standard_output_is_an_error():
+  for command in (["generate", "--prompt", PROMPT, "--max-tokens", "4"], ["generate", "--prompt", PROMPT, "--json"],
+                  ["info", "--json"], ["plan", "--help"], ["--version"]):
+    done = subprocess.run(["sh", "-c", 'exec "$0" "$@" >&-', RUN, *command], stderr=subprocess.PIPE,
+                          env=clean_environment(), timeout=300)
+    assert done.returncode == 1 and "error: standard output: " in done.stderr.decode(), command
+
+
 def test_interrupt_prints_what_there_is():
   with start("generate", "--prompt", PROMPT, "--max-tokens", 3500, "--ignore-eos") as process:
     assert process.stdout.read(1)

@@ -73,7 +73,7 @@ def test_models(client):
   assert client.models.retrieve("tiny-k2").model_extra["max_model_len"] == CONTEXT
   with pytest.raises(openai.NotFoundError) as caught:
     client.models.retrieve("gpt-4")
-  assert caught.value.code == "model_not_found"
+  assert caught.value.code == "model_not_found" and "'tiny-k2'" in caught.value.body["message"]
   assert isinstance(refused(lambda: chat(client, model="gpt-4"), 404, "model_not_found", "model"), openai.NotFoundError)
 
 
@@ -107,7 +107,11 @@ def test_names_of_openai_that_are_refused_or_ignored(client):
   refused(lambda: chat(client, reasoning_effort="high"), 400, "unsupported_parameter", "reasoning_effort")
   refused(lambda: complete(client, suffix="x"), 400, "unsupported_parameter", "suffix")
   refused(lambda: complete(client, best_of=3), 400, "unsupported_parameter", "best_of")
-  refused(lambda: chat(client, extra={"temprature": 1}), 400, "unknown_parameter", "temprature")
+  for name, meant in (("temprature", "temperature"), ("max_token", "max_tokens"), ("seeed", "seed")):
+    error = refused(lambda name=name: chat(client, extra={name: 1}), 400, "unknown_parameter", name)
+    assert f"did you mean '{meant}'?" in error.body["message"]
+  error = refused(lambda: chat(client, extra={"frobnicate": 1}), 400, "unknown_parameter", "frobnicate")
+  assert "did you mean" not in error.body["message"]
   chat(client, user="me", metadata={"a": "b"}, store=True, service_tier="auto", parallel_tool_calls=True,
        response_format={"type": "text"}, modalities=["text"], safety_identifier="x", prompt_cache_key="x")
 
@@ -148,7 +152,8 @@ def test_choices_that_places_and_queue_hold_are_taken():
 
 def test_bodies_that_are_no_object(daemon):
   body = b'{"prompt": "a", "max_tokens": 1}'
-  for sent, words in ((body + b"\0", "NUL byte"), (b"\0" + body, "NUL byte"), (b'"' + b"a" * 100000 + b'"', "expected a JSON object")):
+  for sent, words in ((body + b"\0", "NUL byte"), (b"\0" + body, "NUL byte"), (b'"' + b"a" * 100000 + b'"', "expected a JSON object"),
+                      (b'"a"', r'The request body is \"a\": expected a JSON object')):
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\nConnection: close\r\n\r\n"
     answer = daemon.raw(head.encode() + sent)
     assert answer.startswith(b"HTTP/1.1 400") and words.encode() in answer and len(answer) < 2000

@@ -1,5 +1,6 @@
 """kdtree-run serve as HTTP: endpoints, methods, keys, origins, limits, and what slow or broken clients get."""
 
+import gzip
 import json
 import re
 import socket
@@ -34,7 +35,9 @@ def test_models(daemon):
   assert daemon.get(f"/v1/models/{name}")[1]["id"] == name
   assert daemon.get("/v1/models/" + "".join(f"%{ord(c):02X}" for c in name))[1]["id"] == name
   assert_error(daemon.get("/v1/models/another"), 404, "model_not_found")
-  assert_error(daemon.get("/v1/models/%zz"), 404, "model_not_found")
+  answer = daemon.get("/v1/models/%zz")
+  assert_error(answer, 404, "model_not_found")
+  assert name in answer[1]["error"]["message"]
 
 
 def test_names_may_be_given():
@@ -109,7 +112,9 @@ def test_the_openapi_document_knows_every_route(daemon):
 # ------------------------------------------------------------------------------------------------ methods and paths
 
 def test_unknown_paths_and_methods(daemon):
-  assert_error(daemon.request("GET", "/v2/models"), 404, "not_found")
+  answer = daemon.request("GET", "/v2/models")
+  assert_error(answer, 404, "not_found")
+  assert b"'/v2/models'" in answer[2] and b"/openapi.json" in answer[2]
   assert_error(daemon.request("GET", "/v1/models/"), 404, "not_found")
   answer = daemon.request("GET", "/v1/completions")
   assert_error(answer, 405, "method_not_allowed")
@@ -183,8 +188,9 @@ def test_a_site_that_names_this_machine_as_its_own_is_kept_out(daemon):
                      f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
       return receive_all(client)
 
-  answer = post(f"Evil.example:{daemon.port}", f"http://evil.example:{daemon.port}")
-  assert answer.startswith(b"HTTP/1.1 403") and b"forbidden_origin" in answer
+  for host in ("Evil.example", "127.evil.example"):
+    answer = post(f"{host}:{daemon.port}", f"http://{host.lower()}:{daemon.port}")
+    assert answer.startswith(b"HTTP/1.1 403") and b"forbidden_origin" in answer
   for host in ("localhost", "127.0.0.1", "[::1]"):
     assert post(f"{host}:{daemon.port}", f"http://{host}:{daemon.port}").startswith(b"HTTP/1.1 200"), host
   with Daemon("--allow-origin", "http://own.example") as allowed:
@@ -243,6 +249,21 @@ def test_expect_continue_is_answered(daemon):
     assert status_of(client.recv(65536)) == 200
     client.sendall(http_bytes("/nothing", body, "Expect: 100-continue")[:-len(body)])
     assert status_of(client.recv(65536)) == 404
+
+
+def test_other_expectations_and_codings_are_refused(daemon):
+  body = json.dumps(completion()).encode()
+  for expected, status in (("tea", 417), ("100-continue, tea", 417), ("100-Continue", 100)):
+    data = daemon.raw(http_bytes("/v1/completions", body, f"Expect: {expected}", "Connection: close"))
+    assert status_of(data) == status, data
+  old = http_bytes("/v1/completions", body, "Expect: tea").replace(b"HTTP/1.1", b"HTTP/1.0")
+  assert status_of(daemon.raw(old)) == 200   # HTTP/1.0 has no expectations
+  answer = daemon.request("POST", "/v1/completions", gzip.compress(body),
+                          {"Content-Type": "application/json", "Content-Encoding": "gzip"})
+  assert_error(answer, 415, "unsupported_media_type")
+  assert b"'gzip'" in answer[2] and answer[1]["Accept-Encoding"] == "identity"
+  plain = {"Content-Type": "application/json", "Content-Encoding": "Identity"}
+  assert daemon.request("POST", "/v1/completions", body, plain)[0] == 200
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompt": "\xff"}',

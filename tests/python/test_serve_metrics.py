@@ -220,3 +220,24 @@ def test_json_log_lines():
   assert any("generation_tokens_per_second" in line for line in lines)
   request = next(line for line in lines if line.get("status") == 404)
   assert request["method"] == "GET" and request["seconds"] >= 0 and request["request_id"]
+  assert request["error"] == "not_found"
+  serving = next(line for line in lines if "url" in line)
+  assert serving["tp"] == 1 and serving["threads"] >= 1 and "rank" not in serving["message"]
+
+
+def test_the_log_says_what_was_refused_and_what_ended_early():
+  with Daemon("--tp", 2) as daemon:
+    assert re.search(r"Serving .*, 2 ranks with \d+ threads? each\)", daemon.log())
+    daemon.post("/v1/completions", completion(temperature=9))
+    line = logged(daemon, r'"POST /v1/completions" 400 [\d.]+ s \S+ (.*)')
+    assert line.group(1) == "error=invalid_value param=temperature"
+    daemon.raw(b"nonsense\r\n\r\n")
+    logged(daemon, r'" 400 [\d.]+ s error=bad_request')
+    daemon.request("POST", "/v1/completions", long_stream(timeout=0.2))
+    logged(daemon, r'" 200 [\d.]+ s \S+ cmpl-\S+ prompt_tokens=\d+ completion_tokens=\d+ error=timeout')
+    with open_stream(daemon, first=b'"id"') as client:
+      identity = re.search(rb'"id": ?"([^"]+)"', client.recv(65536)).group(1).decode()
+      daemon.post("/v1/abort", {"id": identity})
+      logged(daemon, r'" 200 [\d.]+ s \S+ cmpl-\S+ prompt_tokens=\d+ completion_tokens=\d+ error=request_aborted')
+    daemon.post("/v1/completions", completion())
+    assert re.search(r"completion_tokens=8$", daemon.lines[-1]), daemon.lines[-1]

@@ -272,7 +272,8 @@ TEST_CASE("an unknown model is 404 model_not_found") {
   }
   CHECK(Json::parse(protocol().models_body())["data"].size() == 2);
   CHECK(Json::parse(protocol().model_body("other-name"))["id"] == "other-name");
-  CHECK(error_of([] { protocol().model_body("x\n"); }).message == "The model 'x\\n' does not exist.");
+  CHECK(error_of([] { protocol().model_body("x\n"); }).message ==
+        "The model 'x\\n' does not exist; served here: 'tiny-k2', 'other-name'.");
 }
 
 TEST_CASE("harmless fields are ignored, fields that change meaning are refused by name") {
