@@ -94,7 +94,8 @@ def check_places(args: argparse.Namespace) -> None:
   if args.overwrite or not args.out.exists():
     return
   if (args.out / MANIFEST).exists() and not (args.out / JOURNAL).exists():
-    raise ShardError(f"{args.out}: holds shards: expected an empty directory, or --overwrite")
+    raise ShardError(f"{args.out}: holds complete shards: expected --verify to check them, --overwrite to make them anew, "
+                     "or an empty directory")
   if not (args.out / JOURNAL).exists() and any(args.out.iterdir()):
     raise ShardError(f"{args.out}: not empty: expected an empty directory, or --overwrite")
 

@@ -20,10 +20,8 @@ std::string info_text(const Json& info, const char* key) {
 }
 
 std::string speed_table(const BenchReport& report) {
-  std::vector<std::string> header = {"prompts", "mode",      "tok/s best", "median",
-                                     "spread",  "x off", "tok/round",  "nodes/round"};
-  for (int32_t stage = KDT_STAGE_PREFILL + 1; stage < KDT_N_STAGES; ++stage) header.push_back(kdt_stage_name(stage));
-  Table table(header);
+  // Short stages are one column, so that a line fits a terminal; the JSON has all of them.
+  Table table({"prompts", "mode", "tok/s", "median", "spread", "x off", "tokens", "nodes", "draft", "build", "verify", "rest"});
   for (size_t i = 0; i < report.rows.size(); ++i) {
     const BenchRow& row = report.rows[i];
     if (i > 0 && report.rows[i - 1].kind != row.kind) table.add_rule();
@@ -38,9 +36,13 @@ std::string speed_table(const BenchReport& report) {
                                       off ? fixed(row.ratio_to(*off), 2) : "-",
                                       fixed(total.per_round(total.committed), 2),
                                       fixed(total.per_round(static_cast<double>(total.draft_nodes)), 1)};
+    double rest = 0;
     for (size_t stage = KDT_STAGE_PREFILL + 1; stage < total.stage_ms.size(); ++stage) {
-      cells.push_back(fixed(1000 * total.per_round(total.stage_ms[stage]), 0));
+      const double us = 1000 * total.per_round(total.stage_ms[stage]);
+      if (stage > KDT_STAGE_VERIFY) rest += us;
+      else cells.push_back(fixed(us, 0));
     }
+    cells.push_back(fixed(rest, 0));
     table.add(cells);
   }
   return table.render(2);
@@ -118,7 +120,7 @@ std::string bench_text(const BenchReport& report, const BenchSettings& settings,
          (settings.ignore_eos ? " (stop tokens ignored)" : ", or to the stop token") + ", repeats " +
          std::to_string(settings.repeat) + ", temperature " + fixed(settings.temperature, 2) + "\n\n";
   if (!report.rows.empty()) {
-    out += "Speed of decoding; stages in microseconds per round\n" + speed_table(report) + "\n" + depth_table(report);
+    out += "Speed of decoding: best and median of the repeats; tokens, nodes and microseconds of stages a round\n" + speed_table(report) + "\n" + depth_table(report);
   }
   out += prefill_line(report.prefill);
   out += "the run took " + fixed(report.seconds, 1) + " s\n";

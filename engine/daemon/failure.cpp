@@ -47,7 +47,7 @@ void print_line(std::string line, std::string_view message) {
     line += length > 0 ? message.substr(at, length) : "?";
     at += length > 0 ? length : 1;
   }
-  std::cerr << line << std::endl;
+  std::cerr << line + "\n" << std::flush;   // one write: processes of a job share the terminal
 }
 
 }  // namespace

@@ -270,6 +270,21 @@ bool parse_command_line(CLI::App& app, const std::vector<std::string>& arguments
   return false;
 }
 
+std::string with_flag_name(const CLI::App& app, const std::string& message) {
+  const size_t end = message.find(':');
+  if (end == std::string::npos) return message;
+  std::string name = "--" + message.substr(0, end);
+  std::replace(name.begin(), name.end(), '_', '-');
+  for (const CLI::App* command : app.get_subcommands()) {
+    const CLI::Option* option = command->get_option_no_throw(name);
+    if (!option || option->count() == 0) continue;
+    const auto& parsed = command->parse_order();
+    const bool typed = std::find(parsed.begin(), parsed.end(), option) != parsed.end();
+    return (typed ? name : option->get_envname()) + message.substr(end);
+  }
+  return message;
+}
+
 std::vector<std::string> unknown_variables(const CLI::App& app) {
   std::vector<std::string> known, warnings;
   for (const CLI::App* command : app.get_subcommands({})) {

@@ -73,6 +73,9 @@ class Flags {
 // throws Failure (exit code 2) for anything that is not understood.
 bool parse_command_line(CLI::App& app, const std::vector<std::string>& arguments);
 
+// The message of the engine, `<field>: …`, with the flag or variable of the chosen command that set the field in its place.
+std::string with_flag_name(const CLI::App& app, const std::string& message);
+
 // A line about each KDTREE_* variable of the environment that no command knows, with the name that was probably meant.
 std::vector<std::string> unknown_variables(const CLI::App& app);
 

@@ -25,9 +25,12 @@ std::string line_of(const char* verb, LoadBar::Unit unit, int64_t done, int64_t 
   const double rate = static_cast<double>(done) / seconds;
   const auto cells = static_cast<size_t>(done * kCells / total);
   std::string line = std::string(kClear) + verb + " [" + std::string(cells, '#') + std::string(kCells - cells, ' ') + "] ";
+  const bool large = total >= 1'000'000'000;
+  const double each = large ? 1e9 : 1e6;
+  const std::string name = large ? "GB" : "MB";
   if (unit == LoadBar::Unit::bytes)
-    line += fixed(static_cast<double>(done) / 1e9, 1) + " of " + fixed(static_cast<double>(total) / 1e9, 1) + " GB, " +
-            fixed(rate / 1e9, 2) + " GB/s";
+    line += fixed(static_cast<double>(done) / each, 1) + " of " + fixed(static_cast<double>(total) / each, 1) + " " + name + ", " +
+            fixed(rate / each, 2) + " " + name + "/s";
   else
     line += std::to_string(done) + " of " + std::to_string(total);
   if (done > 0) line += ", " + fixed(static_cast<double>(total - done) / rate, 0) + " s left";

@@ -61,10 +61,22 @@ int run(const std::vector<std::string>& arguments) {
     for (const std::string& line : unknown_variables(app)) print_warning(line);
   }
   for (const Command& command : commands) {
-    if (command.chosen()) return command.run();
+    if (!command.chosen()) continue;
+    try {
+      return command.run();
+    } catch (const Failure& failure) {
+      throw Failure(failure.exit_code(), with_flag_name(app, failure.what()));
+    }
   }
   std::cerr << app.help();
   return kExitUsage;
+}
+
+// Of a launcher's job the rank, unless the message begins with one.
+std::string with_rank(const std::string& message) {
+  int32_t rank = 0, n_ranks = 1;
+  if (kdt_launched(&rank, &n_ranks) != KDT_OK || n_ranks == 1 || message.rfind("rank ", 0) == 0) return message;
+  return "rank " + std::to_string(rank) + ": " + message;
 }
 
 }  // namespace
@@ -74,10 +86,10 @@ int main(int argc, char** argv) {
   try {
     return kdt::run(std::vector<std::string>(argv + (argc > 0 ? 1 : 0), argv + argc));
   } catch (const kdt::Failure& failure) {
-    kdt::print_error(failure.what());
+    kdt::print_error(kdt::with_rank(failure.what()));
     return failure.exit_code();
   } catch (const std::exception& error) {
-    kdt::print_error(std::string("kdtree-run: ") + error.what() + ": expected to run to its end");
+    kdt::print_error(kdt::with_rank("kdtree-run: ") + error.what() + ": expected to run to its end");
     return kdt::kExitFailed;
   }
 }

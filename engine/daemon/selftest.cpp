@@ -76,6 +76,7 @@ class SelfTest {
   std::vector<Case> cases_;
   std::vector<std::string> order_;
   std::map<std::string, Comparison> ids_, bits_;
+  size_t left_out_ = 0;          // prompts there was no time for
   double tokens_per_second_ = 0, bytes_per_second_ = 0, together_ = 0;
 };
 
@@ -158,6 +159,7 @@ void SelfTest::run(const std::vector<BenchPrompt>& prompts, bool has_drafter) {
     }
   }
   if (stderr_is_terminal()) std::cerr << "\r\x1b[K" << std::flush;
+  left_out_ = prompts.size() - cases_.size() / 2;
   tokens_per_second_ = plain_tokens / plain_seconds;
   bytes_per_second_ = bytes / plain_seconds;
 
@@ -195,6 +197,8 @@ Json SelfTest::json() const {
   return {{"schema_version", 1},
           {"passed", passed()},
           {"checks", checks},
+          {"prompts", cases_.size() / 2},
+          {"prompts_left_out", left_out_},
           {"plain_tokens_per_second", tokens_per_second_},
           {"together_tokens_per_second", together_},
           {"plain_read_gb_per_second", bytes_per_second_ / 1e9}};
@@ -224,7 +228,9 @@ int SelfTestCommand::run() const {
     const auto number = [&](const char* name, int digits) { return fixed(report[name].get<double>(), digits); };
     const char* verdict = test.passed() ? "selftest: passed\n"
                                         : "selftest: FAILED: this build is not lossless here; please report it\n";
-    write_stdout(test.table().render(1) + "\nplain decoding: " + number("plain_tokens_per_second", 0) +
+    const auto left_out = report["prompts_left_out"].get<int64_t>();
+    const std::string note = left_out == 0 ? "" : "after " + fixed(kMostSeconds, 0) + " s there was no time for " + counted(left_out, "more prompt") + "\n";
+    write_stdout(test.table().render(1) + note + "\nplain decoding: " + number("plain_tokens_per_second", 0) +
                  " tokens/s, reading " + number("plain_read_gb_per_second", 2) +
                  " GB/s of weights (estimate); all at once: " + number("together_tokens_per_second", 0) +
                  " tokens/s\n" + verdict);

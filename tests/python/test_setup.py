@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -50,6 +52,20 @@ def setup(checkout, *arguments):
                         stdin=subprocess.DEVNULL, env=os.environ | {"PATH": f"{checkout}/stubs:{os.environ['PATH']}"})
   made = builds.read_text().split() if builds.exists() else []
   return done, [word.removeprefix("--config-settings=setup-args=") for word in made if "setup-args" in word]
+
+
+def test_ctrl_c_says_how_to_go_on(checkout):
+  executable(checkout / ".venv/bin/python", PYTHON.replace("printf 'noise", "touch building; sleep 60; printf 'noise"))
+  with subprocess.Popen([checkout / "tools/setup"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+                        start_new_session=True, env=os.environ | {"PATH": f"{checkout}/stubs:{os.environ['PATH']}"}) as process:
+    for _ in range(600):
+      if (checkout / "building").exists():
+        break
+      time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)   # as a terminal does: the whole foreground job
+    _, said = process.communicate(timeout=30)
+  assert process.returncode == 130
+  assert b"interrupted; the same command goes on" in said and b"error" not in said
 
 
 def test_settings_are_a_reason_to_build(checkout):

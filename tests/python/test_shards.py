@@ -159,7 +159,7 @@ def test_existing_output(tmp_path):
   out = tmp_path / "out"
   shard(MODEL, out, "--tp", "2")
   before = contents(out)
-  demand_refusal(tool(SHARD, MODEL, out, "--tp", "4"), "holds shards: expected an empty directory, or --overwrite")
+  demand_refusal(tool(SHARD, MODEL, out, "--tp", "4"), "holds complete shards: expected --verify to check them, --overwrite")
   assert contents(out) == before
   shard(MODEL, out, "--tp", "4", "--overwrite")
   shard(MODEL, tmp_path / "four", "--tp", "4")

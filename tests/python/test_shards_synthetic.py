@@ -134,7 +134,7 @@ def test_two_hundred_megabytes(tmp_path):
                      "--max-context", "512")
   assert json.loads(result)["token_ids"] == json.loads(plain.stdout)["token_ids"]
   if b"loading" in bar:  # else it was loaded before the first line would have been drawn
-    assert re.search(rb"loading \[#* *\] [\d.]+ of 0\.2 GB, [\d.]+ GB/s", bar), bar
+    assert re.search(rb"loading \[#* *\] [\d.]+ of 2\d\d\.\d MB, [\d.]+ MB/s", bar), bar
     assert bar.endswith(b"\r\x1b[K")
 
 

@@ -115,7 +115,7 @@ class Work:
       return
     total = sum(self.plan["tensors"][tensor]["bytes"] for tensor in tensors) * self.plan["tp"]
     # Without a terminal there is no bar: the lines before and after tell.
-    with (tqdm(total=total, desc=title, unit="B", unit_scale=True, smoothing=0.05, disable=None) as bar,
+    with (tqdm(total=total, desc=title, unit="B", unit_scale=True, smoothing=0.05, disable=None, leave=False) as bar,
           ThreadPoolExecutor(self._jobs) as pool):
       futures: list[Any] = [pool.submit(one, tensor, bar) for tensor in tensors]
       try:
