@@ -395,7 +395,7 @@ int tail_of(const Product& p) {
 // Blocks of 128 outputs by 128 tokens, and how many share out the chains of one: bits do not depend on it.
 int64_t blocks_of(const Product& p) { return divide_up(p.tiles, Shape<2>::kTiles) * divide_up(p.n.most, Shape<2>::kRows); }
 int64_t split_of(const Product& p) {
-  return p.chains.n == kSplit * p.chains.together && blocks_of(p) < multiprocessors() ? kSplit : 1;
+  return p.chains.n == kSplit * p.chains.together && 2 * blocks_of(p) <= multiprocessors() ? kSplit : 1;
 }
 
 }  // namespace
