@@ -91,6 +91,7 @@ CudaOps::CudaOps(int device, std::unique_ptr<RankMeeting> ranks) : device_(devic
     launched("probe_kernel");
     check(cudaStreamSynchronize(stream_), "probe_kernel");
     router_parts_ = allocate(kRouterPartsBytes);
+    experts_done_ = allocate(kExpertsParts * sizeof(int32_t));
   } catch (...) {
     release();
     throw;

@@ -131,8 +131,10 @@ class CudaOps final : public Ops {
   std::deque<std::vector<Matrix>> groups_;
   std::unique_ptr<UploadRing> uploads_;
   Buffer router_parts_;                // of the logits of a few rows
+  Buffer experts_done_;                // int32: blocks that are done with a part of an experts' call; zeros between calls
 };
 
 constexpr size_t kRouterPartsBytes = 2 << 20;   // 8 parts, 64 rows, 1024 experts
+constexpr int64_t kExpertsParts = 8192;         // that are counted; a call with more of them counts none
 
 }  // namespace kdt::cuda

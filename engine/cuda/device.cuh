@@ -69,6 +69,13 @@ __device__ inline void cp_async8(uint32_t shared, const void* from) {
 __device__ inline void cp_async16(void* shared, const void* from) {
   cp_async16(static_cast<uint32_t>(__cvta_generic_to_shared(shared)), from);
 }
+// Sixteen bytes of weights, read once: the L2 cache gives up their lines before others.
+__device__ inline void copy_once16(uint32_t shared, const void* from) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;"
+               :: "r"(shared), "l"(from), "l"(policy) : "memory");
+}
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ inline void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory"); }
@@ -76,7 +83,8 @@ __device__ inline void cp_async_wait() { asm volatile("cp.async.wait_group %0;" 
 // Kernels that start while the one before still runs (compute capability 9.0): a kernel of launch_overlapping calls
 // wait_for_previous in every block, before it touches what earlier kernels write or writes what they read; what it does before,
 // such as fetching weights, is hidden. let_next_start: the next kernel, if it is of that kind, may take the room that is left.
-// All but absorb_kernel call it after wait_for_previous. So what kernels before the one before wrote may be read early.
+// All but absorb_kernel call it after wait_for_previous. So what kernels before the one before wrote may be read early. Blocks of
+// down_kernel (experts.cu) wait for what they read by counts; enough others of it wait for all of the kernel before.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -6,7 +6,10 @@
 //   2. SwiGLU of those sums, rounded to BF16, and down: fp32 outputs of every pair (row, rank). A warp has whole
 //      tiles.
 //   3. out = bf16(out + (sum over ranks of weight * output + shared)).
-// Each starts while the one before still runs and fetches weights until that has ended.
+// Each starts while the one before still runs and fetches weights until that has ended. Step 2 does not wait for all of
+// step 1, where there are more than a few items: a block of that counts itself done with its item, or its group of rows of the
+// shared expert, and down begins where the count is full. Blocks of step 2 take room when all of step 1 have begun
+// (let_next_start), so none waits for one that cannot run.
 //
 // Order of sums, whoever shares a pass: the inputs of gate and up are cut into 4 or 16 slices by their number alone. A
 // slice is one chain of mma.sync, inputs ascending; slices are added ascending in fours, then the fours. Where items
@@ -75,6 +78,7 @@ struct GateUp {
   DenseShape shared;
   uint32_t shared_blocks;                // the first of the grid
   Slicing slicing;
+  int32_t *done, *shared_done;           // of items, of groups of rows: blocks that are; null: nobody counts
   float* sums;                           // [pairs][splits][2 * width]
   float* shared_sums;                    // [rows][splits][tiles * 16], tiles of gate and up in turns
   const std::byte* shared_down;          // that of the shared expert, so many bytes: a block of its first tokens asks for a share
@@ -89,6 +93,8 @@ struct Down {
   int32_t tiles_a_warp, splits;
   int32_t width, shared_width;           // the latter a multiple of 16
   int32_t row_bytes;                     // of an activation row in shared memory
+  const int32_t *done, *shared_done;
+  int32_t blocks_done, shared_blocks_done;   // when all are
   const float *sums, *shared_sums;
   int32_t hidden;
   float* out;                            // [pairs][hidden]
@@ -102,7 +108,30 @@ struct Combine {
   const float* weight;                   // [n, k]
   bf16* out;
   float* partial;
+  int32_t* done;                         // [n_done], to be zero again
+  uint32_t n_done;
 };
+
+// A block is done with what it has written for part `of`: any block that waits for that sees it.
+__device__ inline void count_done(int32_t* done, int of) {
+  if (!done) return;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(done + of, 1);
+  }
+}
+
+// Until `blocks` are done with part `of`, or, if nobody counts, the kernel before is.
+__device__ inline void wait_for_done(const int32_t* done, int of, int blocks) {
+  if (!done) return wait_for_previous();
+  if (threadIdx.x == 0)
+    for (int32_t n = 0; n < blocks;) {
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(n) : "l"(done + of) : "memory");
+      if (n < blocks) __nanosleep(40);
+    }
+  __syncthreads();
+}
 
 // A warp's share of a product with all of its tokens: chain after chain over its slices, the chains added up.
 // `under_way`: the weights of the first stages are being fetched already.
@@ -220,6 +249,7 @@ __global__ void __launch_bounds__(kExpertThreads, kGroups == 1 ? 4 : 2)
                                  p.shared.stages, p.slicing, first, early, ring, lane, total);
     const int64_t row = p.shared.tiles * 16;
     store_sums<DenseWeight>(total, shared, slots, count, p.shared_sums + split * row + tile * 16, row * splits, 16);
+    count_done(p.shared_done, group);
     return;
   }
 
@@ -243,6 +273,7 @@ __global__ void __launch_bounds__(kExpertThreads, kGroups == 1 ? 4 : 2)
   const int64_t row = p.weight.n_out;
   store_sums<Int4Weight>(total, shared, slots, work.count, p.sums + split * row + tile * kTileOutputs, row * splits,
                          p.weight.n_out - tile * static_cast<int>(kTileOutputs));
+  count_done(p.done, item);
 }
 
 // Four outputs of gate or up: the sums of its splits, ascending.
@@ -286,35 +317,6 @@ __device__ inline void stage_activations(const float* sums, int splits, int64_t 
   }
   __syncthreads();
 }
-
-// The next `left` tiles of a warp, kExpertWarps apart.
-struct TileRange {
-  int tile, left;
-};
-
-// Copies the stages of a warp's tiles, one after the other.
-template <class Weight>
-struct TileFetch {
-  Weight weight;
-  TileRange range;
-  int stage, stages;
-  typename Weight::Fetch fetch;
-
-  __device__ TileFetch(const Weight& weight, const TileRange& range, int stages, int lane)
-      : weight(weight), range(range), stage(0), stages(stages), fetch(weight.fetch(range.tile, 0, lane)) {}
-  __device__ void operator()(std::byte* to, int lane) {
-    if (range.left > 0) {
-      fetch(to, lane);
-      if (++stage == stages) {
-        stage = 0;
-        range.tile += kExpertWarps;
-        --range.left;
-        fetch = weight.fetch(range.tile, 0, lane);
-      }
-    }
-    cp_async_commit();
-  }
-};
 
 // Tiles of down, from weights whose first stages are under way and activations that are staged.
 template <class Weight, int kGroups>
@@ -361,7 +363,7 @@ __device__ inline TileRange tiles_of_warp(int block, int warp, int tiles_a_warp,
 }
 
 // What earlier kernels than gate_up_kernel wrote may be read before it has ended: its blocks let this one start after
-// waiting for them.
+// waiting for them. Blocks of the shared expert, which there always are, end after it has: kernels to come need not think of it.
 template <int kGroups>
 __global__ void __launch_bounds__(kExpertThreads, kGroups == 1 ? 5 : 3) down_kernel(const __grid_constant__ Down p) {
   constexpr int kTokens = 8 * kGroups, kRings = kExpertWarps * kStages * kWeightStage;
@@ -384,7 +386,7 @@ __global__ void __launch_bounds__(kExpertThreads, kGroups == 1 ? 5 : 3) down_ker
     for (int i = 0; i < kStages; ++i) fetch(ring + i * kWeightStage, lane);
     if (lane < kTokens) slots[lane] = group * kTokens + lane;
     __syncwarp();
-    wait_for_previous();
+    wait_for_done(p.shared_done, group, p.shared_blocks_done);
     let_next_start();
     const auto gate_at = [](int j) { return j / 16 * 32 + j % 16; };
     stage_activations(p.shared_sums, p.splits, 2 * p.shared_width, p.shared_width, count, slots, rows, p.row_bytes,
@@ -392,20 +394,18 @@ __global__ void __launch_bounds__(kExpertThreads, kGroups == 1 ? 5 : 3) down_ker
                       [](int j) { return j; });
     multiply_tiles<DenseWeight, kGroups>(fetch, at, p.shared.stages, ring, rows, p.row_bytes, slots, count, lane,
                                          p.shared_out, p.hidden);
+    wait_for_previous();
     return;
   }
 
   const uint32_t block = blockIdx.x - p.shared_blocks, item = block / p.blocks_an_item;
   const Work work = find_work<kTokens>(p.routing, static_cast<int>(item), true, slots, lane);
-  if (work.count == 0) {
-    wait_for_previous();
-    return;
-  }
+  if (work.count == 0) return;
   const TileRange at = tiles_of_warp(block - item * p.blocks_an_item, warp, p.tiles_a_warp, p.weight.tiles);
   TileFetch<Int4Weight> fetch({work.weight, work.scales, p.weight.tiles, p.weight.groups}, at, p.weight.stages, lane);
 #pragma unroll
   for (int i = 0; i < kStages; ++i) fetch(ring + i * kWeightStage, lane);
-  wait_for_previous();
+  wait_for_done(p.done, static_cast<int>(item), p.blocks_done);
   let_next_start();
   stage_activations(p.sums, p.splits, 2 * p.width, p.width, work.count, slots, rows, p.row_bytes,
                     p.weight.spread < kTileGroup || p.width % kStageInputs != 0, [](int j) { return j; },
@@ -423,6 +423,9 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   const bool live = row < p.n.get() && j < p.hidden;
   wait_for_previous();
   let_next_start();
+  const uint32_t block = blockIdx.y * gridDim.x + blockIdx.x;
+  const uint32_t threads = gridDim.x * gridDim.y * kCombineThreads;
+  for (uint32_t i = block * kCombineThreads + threadIdx.x; i < p.n_done; i += threads) p.done[i] = 0;
   if (!live) return;
   const auto load = [&](const float* from, int64_t of) {
     return __ldcg(reinterpret_cast<const float4*>(from + of * p.hidden + j));
@@ -513,11 +516,11 @@ void launch(const char* name, void (*kernel)(Args), int64_t blocks, size_t share
   launch_overlapping(name, kernel, dim3(static_cast<unsigned>(blocks)), kExpertThreads, shared, stream, args);
 }
 
-void combine(cudaStream_t stream, const ExpertsArgs& args, const Plan& plan) {
+void combine(cudaStream_t stream, const ExpertsArgs& args, const Plan& plan, int32_t* done, int64_t n_done) {
   const dim3 grid(static_cast<unsigned>(divide_up(args.hidden, 4 * kCombineThreads)),
                   static_cast<unsigned>(args.n.most));
-  const Combine third{LiveRows(args.n), static_cast<int32_t>(args.k), static_cast<int32_t>(args.hidden), plan.out, plan.shared_out, args.weight,
-                      static_cast<bf16*>(args.out), args.partial};
+  const Combine third{LiveRows(args.n), static_cast<int32_t>(args.k), static_cast<int32_t>(args.hidden), plan.out,
+                      plan.shared_out, args.weight, static_cast<bf16*>(args.out), args.partial, done, static_cast<uint32_t>(n_done)};
   launch_overlapping("combine_kernel", combine_kernel, grid, kCombineThreads, 0, stream, third);
 }
 
@@ -559,7 +562,7 @@ void CudaOps::experts(const ExpertsArgs& args) {
     many_experts(stream_, args, routing, args.hidden >= kSplitInputs ? 2 * kLogSplits : kLogSplits,
                  {plan.list_size + 1, reinterpret_cast<bf16*>(plan.sums), reinterpret_cast<bf16*>(plan.shared_sums), plan.out,
                   plan.shared_out});
-    return combine(stream_, args, plan);
+    return combine(stream_, args, plan, nullptr, 0);
   }
 
   const DenseShape shared_gate_up(*args.shared_gate_up, 2 * shared_width / kTileRows);
@@ -567,25 +570,30 @@ void CudaOps::experts(const ExpertsArgs& args) {
   const int64_t down_bytes = std::min<int64_t>(packed_size(shared_down.tiles, shared_down.steps) * 2, kMostAsked);
   const int64_t shared_blocks = row_groups * shared_gate_up.tiles * plan.splits;
   const Slicing slicing{plan.splits > 1 ? kLogSplits : 0, plan.slices > 1 ? kLogSplits : 0};
+  const int64_t n_parts = plan.n_items + row_groups;
+  // With few items all are done at about the same time, and counting costs more than it gains.
+  int32_t* done = plan.n_items > kFewItems && n_parts <= kExpertsParts ? experts_done_.as<int32_t>() : nullptr;
+  int32_t* shared_done = done ? done + plan.n_items : nullptr;
   const GateUp first{routing, to32(args.n_experts), static_cast<const bf16*>(args.x), to32(args.hidden), gate_up,
-                     shared_gate_up, static_cast<uint32_t>(shared_blocks), slicing, plan.sums, plan.shared_sums,
-                     shared_down.fragments, to32(down_bytes),
+                     shared_gate_up, static_cast<uint32_t>(shared_blocks), slicing, done, shared_done, plan.sums,
+                     plan.shared_sums,                      shared_down.fragments, to32(down_bytes),
                      to32(divide_up(down_bytes, shared_gate_up.tiles * plan.splits * kPieceBytes) * kPieceBytes)};
   launch("gate_up_kernel", wide ? gate_up_kernel<kWideTokens / 8> : gate_up_kernel<1>,
          shared_blocks + plan.n_items * gate_up.tiles * plan.splits, gate_up_shared(plan.tokens / 8), stream_, first);
 
   // The fewer items, the fewer tiles a block: its share of weights pays for what all blocks of an item do alike.
-  const int64_t tiles_a_warp = plan.n_pairs <= 16 ? 1 : plan.n_pairs <= 64 ? 2 : 4;
+  const int64_t tiles_a_warp = plan.n_pairs <= 16 ? 1 : plan.n_pairs <= 128 ? 2 : 4;
   const auto blocks_of = [&](int64_t tiles) { return divide_up(tiles, tiles_a_warp * kExpertWarps); };
   const Down second{routing, down, shared_down, static_cast<uint32_t>(row_groups * blocks_of(shared_down.tiles)),
                     static_cast<uint32_t>(blocks_of(down.tiles)), static_cast<uint32_t>(blocks_of(shared_down.tiles)),
                     to32(tiles_a_warp), to32(plan.splits), to32(args.width), to32(shared_width), to32(row_bytes),
+                    done, shared_done, to32(gate_up.tiles * plan.splits), to32(shared_gate_up.tiles * plan.splits),
                     plan.sums, plan.shared_sums, to32(args.hidden), plan.out, plan.shared_out};
   launch("down_kernel", wide ? down_kernel<kWideTokens / 8> : down_kernel<1>,
          second.shared_blocks + plan.n_items * second.blocks_an_item, down_shared(plan.tokens / 8, row_bytes), stream_,
          second);
 
-  combine(stream_, args, plan);
+  combine(stream_, args, plan, done, done ? n_parts : 0);
 }
 
 }  // namespace kdt::cuda

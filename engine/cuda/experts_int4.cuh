@@ -217,4 +217,33 @@ struct TokenFetch {
   }
 };
 
+// The next `left` tiles of a warp, kExpertWarps apart.
+struct TileRange {
+  int tile, left;
+};
+
+// Copies the stages of a warp's tiles, one after the other.
+template <class Weight>
+struct TileFetch {
+  Weight weight;
+  TileRange range;
+  int stage, stages;
+  typename Weight::Fetch fetch;
+
+  __device__ TileFetch(const Weight& weight, const TileRange& range, int stages, int lane)
+      : weight(weight), range(range), stage(0), stages(stages), fetch(weight.fetch(range.tile, 0, lane)) {}
+  __device__ void operator()(std::byte* to, int lane) {
+    if (range.left > 0) {
+      fetch(to, lane);
+      if (++stage == stages) {
+        stage = 0;
+        range.tile += kExpertWarps;
+        --range.left;
+        fetch = weight.fetch(range.tile, 0, lane);
+      }
+    }
+    cp_async_commit();
+  }
+};
+
 }  // namespace kdt::cuda

@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) few_kernel(const __grid_constan
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int s = 0; s < kStageSteps; ++s)
-        cp_async16(stage + (t * kStageSteps + s) * kStepBytes + lane * 16,
-                   weight[t] + static_cast<int64_t>(step + s) * kStepBytes);
+        copy_once16(stage + (t * kStageSteps + s) * kStepBytes + lane * 16,
+                    weight[t] + static_cast<int64_t>(step + s) * kStepBytes);
   };
   Cursor fetched = at_range(warp);
 #pragma unroll
