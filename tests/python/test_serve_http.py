@@ -356,7 +356,7 @@ def test_a_port_in_use_is_named(daemon):
 
 @pytest.mark.parametrize("flags, word", [(["--host", "not a host"], "--host"), (["--host", "192.0.2.1"], "--host"),
                                          (["--port", "65536"], "--port"), (["--max-streams", "65"], "--max-streams"),
-                                         (["--kv-tokens", "1"], "kv_tokens"),
+                                         (["--kv-tokens", "1"], "--kv-tokens: 1:"),
                                          (["--kv-tokens", str(2**40)], "the memory that is free")])
 def test_bad_settings_are_named(flags, word):
   done = subprocess.run([RUN, "serve", "--port", "0", *flags], capture_output=True, text=True, env=clean_environment(),
