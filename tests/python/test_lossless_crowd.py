@@ -1,9 +1,10 @@
 """32 streams at once, of every mode and sampling: each has the ids that it has alone without speculation.
 
-With KDTREE_TEST_FULL=1 over 10,240 tokens; otherwise over 768.
+With KDTREE_TEST_FULL=1 over 10,240 tokens; otherwise over 768. KDTREE_TEST_TP: on so many ranks.
 """
 
 import concurrent.futures
+import os
 import threading
 
 from conftest import FULL
@@ -11,6 +12,7 @@ from pyclient import Session
 from test_lossless import MODES, PROMPTS, SAMPLINGS
 
 STREAMS = 32
+RANKS = int(os.environ.get("KDTREE_TEST_TP", "1"))
 N_TOKENS = 320 if FULL else 24
 
 
@@ -25,7 +27,7 @@ def test_32_streams_of_all_kinds_equal_each_alone():
     begin.wait()
     return session.generate(ids, max_tokens=N_TOKENS, ignore_eos=True, **sampling, **mode).token_ids
 
-  with Session(max_streams=STREAMS) as session:
+  with Session(max_streams=STREAMS, tp=RANKS) as session:
     alone = [session.generate(ids, max_tokens=N_TOKENS, ignore_eos=True, speculate="off", **sampling).token_ids
              for ids, sampling, _ in jobs]
     with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
