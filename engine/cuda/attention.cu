@@ -50,6 +50,9 @@ void run_fold(cudaStream_t stream, const MlaFold& fold, int64_t blocks, int64_t 
                      static_cast<size_t>(bytes), stream, fold);
 }
 
+// Of 32 rows each: trees of up to 128 nodes are sooner done in so many than in one of many_fold_kernel.
+constexpr int64_t kMostWidePasses = 4;
+
 void merge_many(cudaStream_t stream, const MergeMany& many) {
   const Merge& merge = many.merge;
   const dim3 columns(static_cast<unsigned>(merge.n_heads), static_cast<unsigned>(merge.pass.rows));
@@ -102,13 +105,14 @@ void CudaOps::mla_attention(const MlaAttentionArgs& args) {
   const bool small = args.kv_lora <= kSmallValueDims;
   const bool hopper = key_dims == kWideDims && value_tiles == kWideValueTiles && is_hopper("wide_fold_kernel", wide_fold_kernel) &&
                       std::max(kWideBytes, kManyBytes) <= static_cast<int64_t>(shared_limit_);
-  const bool many = hopper && rows.n.most > kWarp;
+  const bool many = hopper && rows.n.most > kMostWidePasses * kWarp;
   int64_t at_once = std::min(rows.n.most, pass_rows(heads, key_dims, args.max_context));
   if (many) {                     // passes alike
     const int64_t passes = divide_up(rows.n.most, many_pass_rows(heads, args.max_context));
     at_once = std::min(rows.n.most, round_up(divide_up(rows.n.most, passes), kWarp));
   }
   const bool wide = many || (hopper && at_once * heads > kFewQueries);
+  if (wide && !many) at_once = std::min<int64_t>(at_once, kWarp);
   const FoldShape shape = wide ? FoldShape{kColumns, 2, many ? kManyBytes : kWideBytes}
                                : shape_for(at_once * heads, query_dims, static_cast<int64_t>(shared_limit_));
   const int64_t head_blocks = divide_up(heads, shape.columns), item_heads = divide_up(heads, head_blocks);
