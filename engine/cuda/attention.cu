@@ -1,6 +1,6 @@
 // Absorbed multi-head latent attention, position-ordered, over pages and the scratch rows of draft nodes.
 //
-// Rows go through in passes of what the working memory holds, each of three kernels:
+// Rows go through in passes of what the working memory holds, or of what suits the kernels, each of three:
 //   absorb   q_nope through W_UK and q_pe rotated: a query of kv_lora + rope dims for every (row, head)
 //   fold     a block takes items in turn: queries of one stream x one segment of its positions; leaves m, l and o / l
 //   merge    the segments' means of every (row, head), and what comes of them through W_UV; of many rows two kernels
@@ -50,9 +50,6 @@ void run_fold(cudaStream_t stream, const MlaFold& fold, int64_t blocks, int64_t 
                      static_cast<size_t>(bytes), stream, fold);
 }
 
-// Of 32 rows each: trees of up to 128 nodes are sooner done in so many than in one of many_fold_kernel.
-constexpr int64_t kMostWidePasses = 4;
-
 void merge_many(cudaStream_t stream, const MergeMany& many) {
   const Merge& merge = many.merge;
   const dim3 columns(static_cast<unsigned>(merge.n_heads), static_cast<unsigned>(merge.pass.rows));
@@ -68,6 +65,9 @@ void run_wide(cudaStream_t stream, void (*kernel)(WideFold), const WideFold& fol
   launch_overlapping("wide_fold_kernel", kernel, dim3(static_cast<unsigned>(blocks)), kWideThreads, static_cast<size_t>(bytes), stream,
                      fold);
 }
+
+// Of 32 rows each: trees of up to 128 nodes are sooner done in so many than in one of many_fold_kernel.
+constexpr int64_t kMostWidePasses = 4;
 
 // The most rows of a pass of many_fold_kernel, and what it keeps for each.
 int64_t many_row_bytes(int64_t n_heads, int64_t max_context) {
@@ -112,7 +112,7 @@ void CudaOps::mla_attention(const MlaAttentionArgs& args) {
     at_once = std::min(rows.n.most, round_up(divide_up(rows.n.most, passes), kWarp));
   }
   const bool wide = many || (hopper && at_once * heads > kFewQueries);
-  if (wide && !many) at_once = std::min<int64_t>(at_once, kWarp);
+  if (wide && !many) at_once = std::min<int64_t>(at_once, kWarp);   // a lane of wide_fold_kernel knows a row
   const FoldShape shape = wide ? FoldShape{kColumns, 2, many ? kManyBytes : kWideBytes}
                                : shape_for(at_once * heads, query_dims, static_cast<int64_t>(shared_limit_));
   const int64_t head_blocks = divide_up(heads, shape.columns), item_heads = divide_up(heads, head_blocks);

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kMeanThreads, 8) means_kernel(const __grid_con
   constexpr int kAtOnce = kSegmentGroups;   // loads of a thread under way
   extern __shared__ __align__(16) float weights[];
   const Merge& p = many.merge;
-  const int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int head = blockIdx.x, row = blockIdx.y, warp = threadIdx.x / kWarp;
   const bool live = row < p.pass.live();
   const int n = live ? LatentSegments::count(p.pass.position[p.pass.first + row] + 1) : 0;
   wait_for_previous();
@@ -36,19 +36,8 @@ __global__ void __launch_bounds__(kMeanThreads, 8) means_kernel(const __grid_con
       if (first + k < n) v[k] = __ldcg(from + static_cast<int64_t>(first + k) * kMeanThreads);
   };
   load(0);                               // on their way before the weights are known
-  const float2* extremes = p.extremes + column * p.n_segments;
   float* weight = weights + warp * p.n_segments;
-  float2 mine = lane < n ? extremes[lane] : make_float2(-INFINITY, 0.0f);
-  float most = mine.x, sum_of_weights = 0;
-  for (int s = lane + kWarp; s < n; s += kWarp) most = fmaxf(most, extremes[s].x);
-  most = warp_max(most);
-  for (int s = lane; s < n; s += kWarp) {
-    if (s != lane) mine = extremes[s];
-    const float w = __fmul_rn(exp2_fast(mine.x - most), mine.y);
-    weight[s] = w;
-    sum_of_weights = __fadd_rn(sum_of_weights, w);
-  }
-  sum_of_weights = warp_sum(sum_of_weights);
+  const float sum_of_weights = weigh_segments(p.extremes + column * p.n_segments, n, weight);
   __syncwarp();
 
   float o[kSegmentGroups][8] = {};

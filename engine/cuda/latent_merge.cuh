@@ -41,6 +41,22 @@ struct MergeShape {
   }
 };
 
+// By a warp: what each of n segments weighs in a row's mean, and the sum of that in every lane.
+__device__ inline float weigh_segments(const float2* extremes, int n, float* weight) {
+  const int lane = threadIdx.x % kWarp;
+  float2 mine = lane < n ? extremes[lane] : make_float2(-INFINITY, 0.0f);
+  float most = mine.x, total = 0;
+  for (int s = lane + kWarp; s < n; s += kWarp) most = fmaxf(most, extremes[s].x);
+  most = warp_max(most);
+  for (int s = lane; s < n; s += kWarp) {
+    if (s != lane) mine = extremes[s];
+    const float w = __fmul_rn(exp2_fast(mine.x - most), mine.y);
+    weight[s] = w;
+    total = __fadd_rn(total, w);
+  }
+  return warp_sum(total);
+}
+
 // Grid: x shares of W_UV's tiles, y heads, z chunks of rows. With M the largest m, w = l 2^(m - M): Σ w mean / Σ w. Segments go
 // by number modulo 8 into eight sums, ascending in each, then by pairs; of w by number modulo 32, then a butterfly.
 // W_UV's inputs are shared out among the warps in contiguous ranges of K steps, whose sums are added in order; they are on their
@@ -95,19 +111,7 @@ __global__ void __launch_bounds__(kSumThreads) merge_kernel(const __grid_constan
   };
   load(0);                             // on their way before the weights are known
   if (warp < n_rows) {
-    const float2* extremes = p.extremes + column(warp);
-    float* weight = weight_of + warp * p.n_segments;
-    float2 mine = lane < n_extremes ? extremes[lane] : make_float2(-INFINITY, 0.0f);
-    float most = mine.x, total = 0;
-    for (int s = lane + kWarp; s < n_extremes; s += kWarp) most = fmaxf(most, extremes[s].x);
-    most = warp_max(most);
-    for (int s = lane; s < n_extremes; s += kWarp) {
-      if (s != lane) mine = extremes[s];
-      const float w = __fmul_rn(exp2_fast(mine.x - most), mine.y);
-      weight[s] = w;
-      total = __fadd_rn(total, w);
-    }
-    total = warp_sum(total);
+    const float total = weigh_segments(p.extremes + column(warp), n_extremes, weight_of + warp * p.n_segments);
     if (lane == 0) total_of[warp] = total;
   }
   __syncthreads();
