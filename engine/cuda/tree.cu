@@ -1,183 +1,13 @@
-// Draft trees between the drafter and the target: build, rows of the pass, accept; and the count of experts.
+// Draft trees in a pass of the target: their rows, accept; and the count of experts. Their build is tree_build.cu.
 #include "cuda/device.cuh"
-#include "spec/tree_build.h"
 
 namespace kdt::cuda {
 namespace {
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
-constexpr int kBuildThreads = 256;
-constexpr int kRowsThreads = 512;
+constexpr int kRowsThreads = 256, kRowsBlocks = 8;
 constexpr int kAcceptThreads = 512;
 constexpr int kCountThreads = 1024;
-constexpr int kStaged = 8192;             // log-probabilities of candidates in shared memory
-constexpr int kPlaceBits = 11;            // of a node, and of a place in the order of rank tuples
-constexpr int kMaxNodes = spec::kMaxBudget + 1;
-static_assert(kMaxNodes + 1 < 1 << kPlaceBits);
-
-// A tree while it grows. One warp builds it, the block carries candidates in and nodes out.
-//
-// Every node but the deepest has one child that may come next: candidate `next` of the depth below. So what waits is one
-// entry a node, that of node n with lane n % 32 as its n / 32-th. A step takes the heaviest entry, of equals the first in
-// the order of rank tuples, and makes it a node: the new node's entry is its first child, its parent's the next sibling.
-// In the order of rank tuples those two stand where the one stood, child before sibling, so that order is kept as places:
-// the child has the old one, the sibling the one behind it, and what stood behind moves on by one.
-struct Tree {
-  float weight[kMaxNodes];
-  uint16_t parent[kMaxNodes], rank[kMaxNodes], depth[kMaxNodes];
-  uint16_t next[kMaxNodes];               // candidate of depth[n] + 1 that waits at n
-  float staged[kStaged];                  // log q of the first `width` candidates of every depth
-  int32_t n_nodes;
-};
-
-struct Candidates {
-  const float* log_q;                     // [depths, k]
-  int32_t depths, k, width;
-};
-
-// Ascends with the weight; 0 is no entry.
-__device__ inline uint32_t weight_key(float weight) {
-  const uint32_t bits = __float_as_uint(weight + 0.0f);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-// The weight of candidate `rank` below a node at `depth`, and its key; 0 if there is none.
-__device__ inline float child_weight(const Tree& tree, const Candidates& c, float weight, int32_t depth, int32_t rank) {
-  const float log_q =
-      rank < c.width ? tree.staged[depth * c.width + rank] : c.log_q[static_cast<int64_t>(depth) * c.k + rank];
-  return log_q == log_q ? __fadd_rn(weight, log_q) : -INFINITY;
-}
-__device__ inline uint32_t child_key(const Tree& tree, const Candidates& c, float weight, int32_t depth, int32_t rank) {
-  return depth < c.depths && rank < c.k ? weight_key(child_weight(tree, c, weight, depth, rank)) : 0;
-}
-
-// The chain of best candidates, by one lane. Returns its length.
-__device__ int32_t grow_spine(Tree& tree, const Candidates& c, int32_t budget) {
-  const int32_t n = min(c.depths, budget);
-  float weight = 0;
-  for (int32_t i = 0; i < n; ++i) {
-    weight = child_weight(tree, c, weight, i, 0);
-    tree.weight[i + 1] = weight;
-    tree.parent[i + 1] = static_cast<uint16_t>(i);
-    tree.rank[i + 1] = 0;
-    tree.depth[i + 1] = static_cast<uint16_t>(i + 1);
-    tree.next[i] = 1;
-  }
-  tree.next[n] = 0;
-  return n;
-}
-
-// kEntries * 32 > budget. Of one warp.
-template <int kEntries>
-__device__ void grow(Tree& tree, const Candidates& c, int32_t budget, bool spine) {
-  const int lane = threadIdx.x % kWarp;
-  if (lane == 0) {
-    tree.weight[0] = 0;
-    tree.parent[0] = tree.rank[0] = tree.depth[0] = tree.next[0] = 0;
-    tree.n_nodes = spine ? grow_spine(tree, c, budget) : 0;
-  }
-  __syncwarp();
-  int32_t count = tree.n_nodes;
-  uint32_t key[kEntries], place[kEntries];   // of the entries of this lane
-#pragma unroll
-  for (int j = 0; j < kEntries; ++j) {
-    const int32_t node = j * kWarp + lane;
-    key[j] = place[j] = 0;
-    if (node > count) continue;
-    key[j] = child_key(tree, c, tree.weight[node], tree.depth[node], tree.next[node]);
-    place[j] = static_cast<uint32_t>(count - node);   // siblings of deeper nodes come first
-  }
-  while (count < budget) {
-    uint32_t best = 0;
-#pragma unroll
-    for (int j = 0; j < kEntries; ++j)
-      if (j * kWarp <= count) best = max(best, key[j]);
-    best = __reduce_max_sync(kAllLanes, best);
-    if (best == 0) break;
-    uint32_t first = ~0u;                 // place and node of the first that are so heavy
-#pragma unroll
-    for (int j = 0; j < kEntries; ++j)
-      if (j * kWarp <= count && key[j] == best)
-        first = min(first, place[j] << kPlaceBits | static_cast<uint32_t>(j * kWarp + lane));
-    first = __reduce_min_sync(kAllLanes, first);
-    const auto parent = static_cast<int32_t>(first & ((1u << kPlaceBits) - 1));
-    const uint32_t at = first >> kPlaceBits;
-
-    const int32_t depth = tree.depth[parent], rank = tree.next[parent], node = ++count;
-    const float above = tree.weight[parent];
-    const float weight = child_weight(tree, c, above, depth, rank);
-    const uint32_t sibling = child_key(tree, c, above, depth, rank + 1);
-    const uint32_t child = child_key(tree, c, weight, depth + 1, 0);
-#pragma unroll
-    for (int j = 0; j < kEntries; ++j) {
-      if (j * kWarp > count) break;
-      const int32_t own = j * kWarp + lane;
-      if (place[j] > at) ++place[j];
-      if (own == parent) key[j] = sibling, place[j] = at + 1;
-      if (own == node) key[j] = child, place[j] = at;
-    }
-    __syncwarp();                         // all lanes have read next[parent]
-    if (lane == 0) {
-      tree.weight[node] = weight;
-      tree.parent[node] = static_cast<uint16_t>(parent);
-      tree.rank[node] = static_cast<uint16_t>(rank);
-      tree.depth[node] = static_cast<uint16_t>(depth + 1);
-      tree.next[node] = 0;
-      tree.next[parent] = static_cast<uint16_t>(rank + 1);
-    }
-    __syncwarp();
-  }
-  __syncwarp();                           // all lanes have read n_nodes
-  if (lane == 0) tree.n_nodes = count;
-}
-
-__global__ void __launch_bounds__(kBuildThreads) build_kernel(BuildTreesArgs args) {
-  const int32_t stream = blockIdx.x;
-  wait_for_previous();
-  let_next_start();
-  if (stream >= live_rows(args.n_streams)) return;
-  __shared__ Tree tree;
-  const StreamPlan plan = args.plan[stream];
-  const TreeNodes nodes = args.nodes.from(plan.first);
-  if (threadIdx.x == 0) {
-    nodes.token[0] = plan.root;
-    nodes.parent[0] = -1;
-    nodes.depth[0] = 0;
-    nodes.weight[0] = 0;
-  }
-  Candidates c{nullptr, min(plan.depths, static_cast<int32_t>(args.depths)), static_cast<int32_t>(args.k), 0};
-  if (plan.budget <= 0 || c.depths <= 0 || c.k <= 0) {
-    if (threadIdx.x == 0) args.n_nodes[stream] = 0;
-    return;
-  }
-  const int64_t drafted = static_cast<int64_t>(plan.draft) * args.depths * args.k;
-  const int32_t* token = args.token + drafted;
-  c.log_q = args.log_q + drafted;
-  c.width = min(min(c.k, plan.budget), kStaged / c.depths);
-  for (int32_t i = threadIdx.x; i < c.depths * c.width; i += kBuildThreads)
-    tree.staged[i] = c.log_q[static_cast<int64_t>(i / c.width) * c.k + i % c.width];
-  __syncthreads();
-  if (threadIdx.x < kWarp) {
-    const int32_t budget = min(plan.budget, static_cast<int32_t>(spec::kMaxBudget));
-    const bool spine = plan.spine != 0;
-    if (budget < 2 * kWarp)
-      grow<2>(tree, c, budget, spine);
-    else if (budget < 4 * kWarp)
-      grow<4>(tree, c, budget, spine);
-    else if (budget < 12 * kWarp)
-      grow<12>(tree, c, budget, spine);
-    else
-      grow<33>(tree, c, budget, spine);
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) args.n_nodes[stream] = tree.n_nodes;
-  for (int32_t i = 1 + static_cast<int32_t>(threadIdx.x); i <= tree.n_nodes; i += kBuildThreads) {
-    nodes.token[i] = token[static_cast<int64_t>(tree.depth[i] - 1) * c.k + tree.rank[i]];
-    nodes.parent[i] = tree.parent[i];
-    nodes.depth[i] = tree.depth[i];
-    nodes.weight[i] = tree.weight[i];
-  }
-}
 
 // first[i] = the sum of the values before i, first[n] of all; values are in first[1 …]. Of one warp.
 __device__ void sum_up(int32_t* first, int32_t n) {
@@ -216,9 +46,10 @@ __global__ void __launch_bounds__(kRowsThreads) lay_rows_kernel(LayRowsArgs args
   __syncthreads();
   if (threadIdx.x < kWarp) sum_up(first, n);
   __syncthreads();
-  const int32_t rows = first[n];
-  for (int32_t i = threadIdx.x; i < n; i += kRowsThreads) args.first_row[i] = counts.n_prompt + first[i];
-  for (int32_t i = threadIdx.x; i < rows; i += kRowsThreads) {
+  const int32_t rows = first[n], thread = static_cast<int32_t>(blockIdx.x * kRowsThreads + threadIdx.x);
+  constexpr int32_t kThreads = kRowsBlocks * kRowsThreads;
+  for (int32_t i = thread; i < n; i += kThreads) args.first_row[i] = counts.n_prompt + first[i];
+  for (int32_t i = thread; i < rows; i += kThreads) {
     const int32_t stream = stream_of(first, n, i), node = i - first[stream];
     const StreamPlan& plan = args.plan[stream];
     const TreeNodes nodes = args.nodes.from(plan.first);
@@ -233,7 +64,7 @@ __global__ void __launch_bounds__(kRowsThreads) lay_rows_kernel(LayRowsArgs args
     args.visible[row] = plan.length + 1;
     args.logits_row[counts.n_scored + sampled] = row;
   }
-  if (threadIdx.x > 0) return;
+  if (thread > 0) return;
   *args.n_rows = counts.n_prompt + rows;
   *args.n_sampled = counts.n_prompt_samples + rows;
   *args.n_logits = counts.n_scored + counts.n_prompt_samples + rows;
@@ -323,16 +154,10 @@ __global__ void __launch_bounds__(kCountThreads) count_experts_kernel(CountExper
 
 }  // namespace
 
-void CudaOps::build_trees(const BuildTreesArgs& args) {
-  if (args.n_streams.most == 0) return;
-  const auto streams = static_cast<unsigned>(args.n_streams.most);
-  launch_overlapping("build_kernel", build_kernel, streams, kBuildThreads, 0, stream_, args);
-}
-
 // Without streams too: the prompts' counts are those of the pass.
 void CudaOps::lay_rows(const LayRowsArgs& args) {
   const size_t shared = static_cast<size_t>(args.n_streams.most + 1) * sizeof(int32_t);
-  launch_overlapping("lay_rows_kernel", lay_rows_kernel, 1, kRowsThreads, shared, stream_, args);
+  launch_overlapping("lay_rows_kernel", lay_rows_kernel, kRowsBlocks, kRowsThreads, shared, stream_, args);
 }
 
 void CudaOps::accept(const AcceptArgs& args) {

@@ -1,12 +1,8 @@
 // The best of a row and its log-sum-exp: top_k and logprobs. Exact: what a full sort would yield.
 //
-// top_k is four launches, each over (piece of a row, row) but the last:
-//   rank     the log-sum-exp of every piece, and a histogram of the upper 11 bits of all order keys
-//   refine   where the bins that hold the k best hold too much for one block: the next 11 bits of the last of them
-//   collect  the tokens of those bins, in any order
-//   finish   one block a row: sorts them, merges the log-sum-exps
-// The next may start while one runs; it waits before it touches what that writes (device.cuh).
-// Rows that are equal in 22 bits beyond that are narrowed down by the last block alone, over the whole row.
+// top_k is two launches:
+//   pick     a block a piece of a row: its log-sum-exp, and those of its tokens that may be among the k best of the row
+//   finish   a block a row: sorts the best of those, merges the log-sum-exps
 // logprobs, which are seldom wanted, have no working memory: one block a row does all of it.
 #include <algorithm>
 
@@ -16,36 +12,40 @@ namespace kdt::cuda {
 namespace {
 
 constexpr int kBinBits = 11, kBins = 1 << kBinBits;
-constexpr int kListed = 4096;         // tokens that one block sorts
+constexpr int kListed = 4096;         // tokens that one block sorts, at most
+constexpr int kFewSorted = 128;       // so many are sorted sooner than narrowed down further
+constexpr int kFewListed = 96;        // the same of a piece
+constexpr int kFewCompared = 512;     // and so many are compared with one another sooner than sorted
 constexpr int kRowThreads = 1024;     // of a block that has a row to itself
-constexpr int kFirstShift = 64 - kBinBits, kSecondShift = kFirstShift - kBinBits;
+constexpr int kPickBlocks = 5;        // that share a multiprocessor
 
 // Of one piece: sum of exp(x - max).
 struct PieceSum {
   float max, sum;
 };
 
-// Working memory of top_k. What must be zero at first comes first.
+// Places for keys that a piece lists: for its k best, and some more where that spares it a look at more bits.
+int64_t room_of(int64_t k) {
+  return std::min<int64_t>(kPiece, std::max<int64_t>(k <= kPieceThreads / 2 ? 3 * k : k + k / 4, kFewListed));
+}
+
+// Working memory of top_k.
 struct RankWork {
-  uint32_t* bins;                     // [rows, 2, kBins]
-  uint32_t* n_listed;                 // [rows]
-  uint64_t* listed;                   // [rows, kListed]
+  uint64_t* listed;                   // [rows, pieces, room]; 0 where there is none
   PieceSum* sums;                     // [rows, pieces]
 
-  static size_t zero_bytes(int64_t rows) { return static_cast<size_t>(divide_up(rows * (2 * kBins + 1), 4)) * 16; }
-  static size_t bytes(int64_t rows, int64_t vocab) {
-    const size_t row = kListed * sizeof(uint64_t) + static_cast<size_t>(pieces_of(vocab)) * sizeof(PieceSum);
-    return zero_bytes(rows) + static_cast<size_t>(rows) * row;
+  static size_t bytes(int64_t rows, int64_t vocab, int64_t k) {
+    const size_t piece = static_cast<size_t>(room_of(k)) * sizeof(uint64_t) + sizeof(PieceSum);
+    return static_cast<size_t>(rows * pieces_of(vocab)) * piece;
   }
-  RankWork(void* work, int64_t rows)
-      : bins(static_cast<uint32_t*>(work)), n_listed(bins + rows * 2 * kBins),
-        listed(reinterpret_cast<uint64_t*>(static_cast<std::byte*>(work) + zero_bytes(rows))),
-        sums(reinterpret_cast<PieceSum*>(listed + rows * kListed)) {}
+  RankWork(void* work, int64_t rows, int64_t vocab, int64_t k)
+      : listed(static_cast<uint64_t*>(work)),
+        sums(reinterpret_cast<PieceSum*>(listed + rows * pieces_of(vocab) * room_of(k))) {}
 };
 
 struct RankArgs {
   Count n;
-  int32_t vocab, k, pieces;
+  int32_t vocab, k, pieces, room;
   const float* logits;
   const Sampling* sampling;           // null: by the logits as they are
   int32_t depths;
@@ -80,14 +80,6 @@ struct RankedRow {
     if (!(weight > 0)) return rankable(logit);
     return rankable(noisy(logit, noise_of(noise_bits(seed, choice, position, static_cast<uint32_t>(token)))));
   }
-  // The same, or -inf where it is surely less than `least`: no noise exceeds its bound, and rounding is monotone.
-  __device__ float value_from(float least, int32_t token, float logit) const {
-    if (!(weight > 0)) return rankable(logit);
-    if (noisy(logit, kMostNoise) < least) return -INFINITY;
-    const uint32_t bits = noise_bits(seed, choice, position, static_cast<uint32_t>(token));
-    if (noisy(logit, gumbel_bound(bits)) < least) return -INFINITY;
-    return rankable(noisy(logit, noise_of(bits)));
-  }
 };
 
 // A beginning of a row's order that holds its k best: keys whose upper bits, from `shift` on, are at least `prefix`.
@@ -99,8 +91,6 @@ struct Head {
   __device__ uint64_t upper(uint64_t key) const { return shift < 64 ? key >> shift : 0; }
   __device__ bool has(uint64_t key) const { return upper(key) >= prefix; }
   __device__ bool ends_with(uint64_t key) const { return upper(key) == prefix; }
-  // No token of it has a smaller value. NaN, of which nothing is less, where it holds -inf.
-  __device__ float least() const { return logit_of(shift < 64 ? prefix << shift : 0); }
   __device__ Head narrowed(int bits, const Bin<uint32_t>& at) const {
     Head next;
     next.prefix = prefix << bits | at.bin;
@@ -111,151 +101,128 @@ struct Head {
   }
 };
 
-// From the histogram of the first level and, if that is not enough, of the second: as far as all pieces work together.
-template <int kThreads>
-__device__ Head narrowed_by(const uint32_t* bins, const Head& head, int32_t k, BinScratch<uint32_t>& scratch) {
-  const auto count = [bins](int bin) { return bins[bin]; };
-  return head.narrowed(kBinBits, find_bin<kThreads, kBins>(static_cast<uint32_t>(k) - head.above, count, scratch));
-}
-
-template <int kThreads>
-__device__ Head joint_head(const RankArgs& args, int32_t row, int levels, BinScratch<uint32_t>& scratch) {
-  const uint32_t* bins = args.work.bins + static_cast<int64_t>(row) * 2 * kBins;
-  Head head;
-  head.size = static_cast<uint32_t>(args.vocab);
-  for (int level = 0; level < levels && head.size > kListed; ++level)
-    head = narrowed_by<kThreads>(bins + level * kBins, head, args.k, scratch);
-  return head;
-}
-
-__global__ void __launch_bounds__(kPieceThreads) rank_kernel(RankArgs args) {
-  const int32_t row = blockIdx.y, piece = blockIdx.x, begin = piece * kPiece;
-  let_next_start();
-  if (row >= live_rows(args.n)) return;
-  __shared__ uint32_t bins[kBins];
-  __shared__ float partial[kPieceThreads / kWarp];
-  const RankedRow ranked(args, row);
-  float x[kLoads];
-  load_elements<kPieceThreads>(x, ranked.x, begin, args.vocab);
-  for (int i = threadIdx.x; i < kBins; i += kPieceThreads) bins[i] = 0;
-  __syncthreads();
-  float max = -INFINITY;
-#pragma unroll
-  for (int j = 0; j < kLoads; ++j) {
-    const int32_t token = element<kPieceThreads>(begin, j);
-    if (token < args.vocab) {
-      x[j] = ranked.value(token, x[j]);
-      atomicAdd(&bins[order_key(x[j]) >> (32 - kBinBits)], 1u);
-    } else {
-      x[j] = -INFINITY;
-    }
-    max = fmaxf(max, x[j]);
-  }
-  max = block_maximum<kPieceThreads>(max, partial);
-  float sum = 0;
-  if (max > -INFINITY) {
-#pragma unroll
-    for (int j = 0; j < kLoads; ++j) sum += expf(x[j] - max);
-  }
-  sum = block_sum<kPieceThreads>(sum, partial);
-  if (threadIdx.x == 0) args.work.sums[static_cast<int64_t>(row) * args.pieces + piece] = {max, sum};
-  uint32_t* to = args.work.bins + static_cast<int64_t>(row) * 2 * kBins;
-  for (int i = threadIdx.x; i < kBins; i += kPieceThreads)
-    if (bins[i] > 0) atomicAdd(&to[i], bins[i]);
-}
-
-__global__ void __launch_bounds__(kPieceThreads) refine_kernel(RankArgs args) {
-  const int32_t row = blockIdx.y, begin = static_cast<int32_t>(blockIdx.x) * kPiece;
-  wait_for_previous();
-  let_next_start();
-  if (row >= live_rows(args.n)) return;
-  __shared__ BinScratch<uint32_t> scratch;
-  __shared__ uint32_t bins[kBins];
-  const Head head = joint_head<kPieceThreads>(args, row, 1, scratch);
-  if (head.size <= kListed) return;
-  for (int i = threadIdx.x; i < kBins; i += kPieceThreads) bins[i] = 0;
-  const RankedRow ranked(args, row);
-  float x[kLoads];
-  load_elements<kPieceThreads>(x, ranked.x, begin, args.vocab);
-  __syncthreads();
-#pragma unroll
-  for (int j = 0; j < kLoads; ++j) {
-    const int32_t token = element<kPieceThreads>(begin, j);
-    if (token >= args.vocab) continue;
-    const uint64_t key = rank_key(ranked.value_from(head.least(), token, x[j]), static_cast<uint32_t>(token));
-    if (head.ends_with(key)) atomicAdd(&bins[key >> kSecondShift & (kBins - 1)], 1u);
-  }
-  __syncthreads();
-  uint32_t* to = args.work.bins + (static_cast<int64_t>(row) * 2 + 1) * kBins;
-  for (int i = threadIdx.x; i < kBins; i += kPieceThreads)
-    if (bins[i] > 0) atomicAdd(&to[i], bins[i]);
-}
-
-__global__ void __launch_bounds__(kPieceThreads) collect_kernel(RankArgs args) {
-  const int32_t row = blockIdx.y, begin = static_cast<int32_t>(blockIdx.x) * kPiece;
-  __shared__ BinScratch<uint32_t> scratch;
-  const bool live = row < live_rows(args.n);
-  float x[kLoads];
-  if (live) load_elements<kPieceThreads>(x, args.logits + static_cast<int64_t>(row) * args.vocab, begin, args.vocab);
-  wait_for_previous();
-  let_next_start();
-  if (!live) return;
-  const RankedRow ranked(args, row);
-  const Head head = joint_head<kPieceThreads>(args, row, 2, scratch);
-  if (head.size > kListed) return;
-  uint64_t* listed = args.work.listed + static_cast<int64_t>(row) * kListed;
-#pragma unroll
-  for (int j = 0; j < kLoads; ++j) {
-    const int32_t token = element<kPieceThreads>(begin, j);
-    if (token >= args.vocab) continue;
-    const uint64_t key = rank_key(ranked.value_from(head.least(), token, x[j]), static_cast<uint32_t>(token));
-    if (head.has(key)) listed[atomicAdd(&args.work.n_listed[row], 1u)] = key;
-  }
-}
-
-// For a block with a row to itself: narrows the head down until it fits, at the latest by all bits, and lists it.
-// Returns its size.
-template <int kBatch>
-__device__ int list_head(const RankedRow& ranked, int32_t vocab, int32_t k, Head head, uint64_t* listed,
-                         BinScratch<uint32_t>& scratch) {
-  __shared__ uint32_t n_listed;
-  auto* bins = reinterpret_cast<uint32_t*>(listed);
-  while (head.size > kListed) {
+// The head of keys that holds their k best, narrowed down until it is no larger than `most`, at the latest by all bits.
+// for_keys(f) calls f with every key of this thread; `bins` are kBins of the block's.
+template <int kThreads, class ForKeys>
+__device__ Head narrow(Head head, uint32_t k, uint32_t most, const ForKeys& for_keys, uint32_t* bins,
+                       BinScratch<uint32_t>& scratch) {
+  while (head.size > most) {
     const int bits = min(kBinBits, head.shift), shift = head.shift - bits;
-    for (int i = threadIdx.x; i < kBins; i += kRowThreads) bins[i] = 0;
+    for (int i = threadIdx.x; i < kBins; i += kThreads) bins[i] = 0;
     __syncthreads();
-    for_elements<kRowThreads, kBatch>(ranked.x, 0, vocab, [&](int32_t token, float logit) {
-      const uint64_t key = rank_key(ranked.value_from(head.least(), token, logit), static_cast<uint32_t>(token));
+    for_keys([&](uint64_t key) {
       if (head.ends_with(key)) atomicAdd(&bins[key >> shift & ((1u << bits) - 1)], 1u);
     });
     __syncthreads();
     const auto count = [bins](int bin) { return bins[bin]; };
-    head = head.narrowed(bits, find_bin<kRowThreads, kBins>(static_cast<uint32_t>(k) - head.above, count, scratch));
+    head = head.narrowed(bits, find_bin<kThreads, kBins>(k - head.above, count, scratch));
   }
-  if (threadIdx.x == 0) n_listed = 0;
-  __syncthreads();
-  for_elements<kRowThreads, kBatch>(ranked.x, 0, vocab, [&](int32_t token, float logit) {
-    const uint64_t key = rank_key(ranked.value_from(head.least(), token, logit), static_cast<uint32_t>(token));
-    if (head.has(key)) listed[atomicAdd(&n_listed, 1u)] = key;
+  return head;
+}
+
+__global__ void __launch_bounds__(kPieceThreads, kPickBlocks) pick_kernel(RankArgs args) {
+  const int32_t row = blockIdx.y, begin = static_cast<int32_t>(blockIdx.x) * kPiece, end = min(begin + kPiece, args.vocab);
+  wait_for_previous();
+  let_next_start();
+  if (row >= live_rows(args.n)) return;
+  __shared__ BinScratch<uint32_t> scratch;
+  __shared__ uint32_t bins[kBins];
+  __shared__ float partial[kPieceThreads / kWarp];
+  const RankedRow ranked(args, row);
+  float x[kLoads];
+  load_elements<kPieceThreads>(x, ranked.x, begin, end);
+  for (int i = threadIdx.x; i < kBins; i += kPieceThreads) bins[i] = 0;
+  float own_max = -INFINITY;
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) {
+    const int32_t token = element<kPieceThreads>(begin, j);
+    x[j] = token < end ? ranked.value(token, x[j]) : -INFINITY;
+    own_max = fmaxf(own_max, x[j]);
+  }
+  const float max_of_all = block_maximum<kPieceThreads>(own_max, partial);
+  float sum = 0;
+  if (max_of_all > -INFINITY) {
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j) sum += expf(x[j] - max_of_all);
+  }
+  sum = block_sum<kPieceThreads>(sum, partial);
+
+  uint32_t key[kLoads];               // 0 where there is no token
+#pragma unroll
+  for (int j = 0; j < kLoads; ++j) key[j] = element<kPieceThreads>(begin, j) < end ? order_key(x[j]) : 0;
+  // Few are looked at: those no less than the lower end of the bin that holds the k-th of the threads' best.
+  uint32_t least = 1;
+  if (args.k <= kPieceThreads) {
+    constexpr int kShift = 32 - kBinBits;
+    atomicAdd(&bins[order_key(own_max) >> kShift], 1u);
+    __syncthreads();
+    const auto count = [&](int bin) { return bins[bin]; };
+    least = max(least, find_bin<kPieceThreads, kBins>(static_cast<uint32_t>(args.k), count, scratch).bin << kShift);
+  }
+  const auto for_keys = [&](auto&& each) {
+#pragma unroll
+    for (int j = 0; j < kLoads; ++j)
+      if (key[j] >= least) each(static_cast<uint64_t>(key[j]) << 32 | ~static_cast<uint32_t>(element<kPieceThreads>(begin, j)));
+  };
+  // What is in the head, and how much of it threads before this one have.
+  Head head;
+  const auto before_own = [&] {
+    uint32_t own = 0;
+    for_keys([&](uint64_t token_key) { own += head.has(token_key); });
+    return sum_before<kPieceThreads>(own, scratch.warps, head.size);
+  };
+  uint32_t at = before_own();
+  if (head.size > static_cast<uint32_t>(args.room)) {
+    const uint32_t wanted = min(static_cast<uint32_t>(args.k), static_cast<uint32_t>(end - begin));
+    head = narrow<kPieceThreads>(head, wanted, args.room, for_keys, bins, scratch);
+    at = before_own();
+  }
+  const int64_t piece = static_cast<int64_t>(row) * args.pieces + blockIdx.x;
+  if (threadIdx.x == 0) args.work.sums[piece] = {max_of_all, sum};
+  uint64_t* listed = args.work.listed + piece * args.room;
+  for_keys([&](uint64_t token_key) {
+    if (head.has(token_key)) listed[at++] = token_key;
   });
-  __syncthreads();
-  return static_cast<int>(head.size);
+  for (uint32_t i = head.size + threadIdx.x; i < static_cast<uint32_t>(args.room); i += kPieceThreads) listed[i] = 0;
 }
 
 __device__ inline float log_probability(float value, float log_sum) {
   return value == -INFINITY ? value : value - log_sum;
 }
 
-// Sorts what is listed and writes the k best.
-__device__ void write_best(uint64_t* listed, int size, int32_t k, float log_sum, int32_t* token, float* log_q) {
-  const int sorted = power_above(size);
+// The k best of no more than n keys, as for_keys of narrow: sorted and written, by a block of kRowThreads.
+template <class ForKeys>
+__device__ void write_best(int32_t n, int32_t k, const ForKeys& for_keys, float log_sum, int32_t* token, float* log_q) {
+  __shared__ BinScratch<uint32_t> scratch;
+  __shared__ uint64_t listed[kListed];
+  __shared__ uint32_t n_listed;
+  const int most = min(kListed, max(kFewSorted, 2 * power_above(k)));
+  Head head;
+  head.size = n;
+  head = narrow<kRowThreads>(head, k, most, for_keys, reinterpret_cast<uint32_t*>(listed), scratch);
+  if (threadIdx.x == 0) n_listed = 0;
+  __syncthreads();
+  for_keys([&](uint64_t key) {
+    if (head.has(key)) listed[atomicAdd(&n_listed, 1u)] = key;
+  });
+  __syncthreads();
+  const int size = static_cast<int>(n_listed), sorted = max(kWarp, power_above(size));
   for (int i = size + static_cast<int>(threadIdx.x); i < sorted; i += kRowThreads) listed[i] = 0;
   __syncthreads();
-  sort_keys<kRowThreads>(listed, sorted);
-  for (int i = threadIdx.x; i < k; i += kRowThreads) {
-    token[i] = token_of(listed[i]);
-    log_q[i] = log_probability(logit_of(listed[i]), log_sum);
+  const auto write = [&](int place, uint64_t key) {
+    token[place] = token_of(key);
+    log_q[place] = log_probability(logit_of(key), log_sum);
+  };
+  if (sorted <= kFewCompared) {       // a key's place is the number of larger ones
+    const int threads = kRowThreads / sorted, own = threadIdx.x / threads;
+    int larger = 0;
+    for (int i = threadIdx.x % threads; i < size; i += threads) larger += listed[i] > listed[own];
+    for (int step = 1; step < min(threads, kWarp); step *= 2) larger += __shfl_xor_sync(kAllLanes, larger, step);
+    if (threadIdx.x % threads == 0 && own < size && larger < k) write(larger, listed[own]);
+    return;
   }
+  sort_keys<kRowThreads>(listed, sorted);
+  for (int i = threadIdx.x; i < k; i += kRowThreads) write(i, listed[i]);
 }
 
 __global__ void __launch_bounds__(kRowThreads) finish_kernel(RankArgs args) {
@@ -263,10 +230,9 @@ __global__ void __launch_bounds__(kRowThreads) finish_kernel(RankArgs args) {
   wait_for_previous();
   let_next_start();
   if (row >= live_rows(args.n)) return;
-  __shared__ BinScratch<uint32_t> scratch;
-  __shared__ uint64_t listed[kListed];
   // The log-sum-exp, by every warp: pieces ascend within a lane.
-  const PieceSum* sums = args.work.sums + static_cast<int64_t>(row) * args.pieces;
+  const int64_t first = static_cast<int64_t>(row) * args.pieces;
+  const PieceSum* sums = args.work.sums + first;
   const int lane = threadIdx.x % kWarp;
   float max = -INFINITY, sum = 0;
   for (int32_t i = lane; i < args.pieces; i += kWarp) max = fmaxf(max, sums[i].max);
@@ -275,16 +241,21 @@ __global__ void __launch_bounds__(kRowThreads) finish_kernel(RankArgs args) {
     for (int32_t i = lane; i < args.pieces; i += kWarp) sum += sums[i].sum * expf(sums[i].max - max);
   const float log_sum = max > -INFINITY ? max + logf(warp_sum(sum)) : max;
 
-  const Head head = joint_head<kRowThreads>(args, row, 2, scratch);
-  int size = static_cast<int>(head.size);
-  if (size > kListed) {
-    size = list_head<4>(RankedRow(args, row), args.vocab, args.k, head, listed, scratch);
-  } else {
-    const uint64_t* from = args.work.listed + static_cast<int64_t>(row) * kListed;
-    for (int i = threadIdx.x; i < size; i += kRowThreads) listed[i] = from[i];
-  }
+  const uint64_t* listed = args.work.listed + first * args.room;
+  const int32_t places = args.pieces * args.room;
+  const auto for_keys = [&](auto&& each) {
+    constexpr int kBatch = 4;         // on their way at once
+    for (int32_t begin = threadIdx.x; begin < places; begin += kBatch * kRowThreads) {
+      uint64_t key[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) key[i] = begin + i * kRowThreads < places ? listed[begin + i * kRowThreads] : 0;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        if (key[i] != 0) each(key[i]);
+    }
+  };
   const int64_t to = static_cast<int64_t>(row) * args.k;
-  write_best(listed, size, args.k, log_sum, args.token + to, args.log_q + to);
+  write_best(places, args.k, for_keys, log_sum, args.token + to, args.log_q + to);
 }
 
 __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(LogprobArgs args) {
@@ -292,8 +263,6 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(LogprobArgs args)
   wait_for_previous();
   let_next_start();
   if (i >= live_rows(args.n) || args.token[i] < 0) return;
-  __shared__ BinScratch<uint32_t> scratch;
-  __shared__ uint64_t listed[kListed];
   __shared__ float partial[kRowThreads / kWarp];
   const auto vocab = static_cast<int32_t>(args.vocab), k = static_cast<int32_t>(args.n_top);
   const RankedRow row(args.logits + static_cast<int64_t>(args.row[i]) * args.vocab);
@@ -306,11 +275,13 @@ __global__ void __launch_bounds__(kRowThreads) logprobs_kernel(LogprobArgs args)
   const float log_sum = max > -INFINITY ? max + logf(sum) : max;
   if (threadIdx.x == 0) args.logprob[i] = log_probability(rankable(row.x[args.token[i]]), log_sum);
   if (k == 0) return;
-  Head head;
-  head.size = static_cast<uint32_t>(vocab);
-  const int size = list_head<kLoads>(row, vocab, k, head, listed, scratch);
+  const auto for_keys = [&](auto&& each) {
+    for_elements<kRowThreads, kLoads>(row.x, 0, vocab, [&](int32_t token, float x) {
+      each(rank_key(rankable(x), static_cast<uint32_t>(token)));
+    });
+  };
   const int64_t to = static_cast<int64_t>(i) * k;
-  write_best(listed, size, k, log_sum, args.top_token + to, args.top_logprob + to);
+  write_best(vocab, k, for_keys, log_sum, args.top_token + to, args.top_logprob + to);
 }
 
 }  // namespace
@@ -321,20 +292,17 @@ void CudaOps::top_k(const TopKArgs& args) {
                       static_cast<int32_t>(args.vocab),
                       static_cast<int32_t>(args.k),
                       pieces_of(args.vocab),
+                      static_cast<int32_t>(room_of(args.k)),
                       args.logits,
                       args.sampling,
                       static_cast<int32_t>(args.depths),
                       args.position,
                       args.token,
                       args.log_q,
-                      RankWork(args.work, args.n.most)};
+                      RankWork(args.work, args.n.most, args.vocab, args.k)};
   const auto rows = static_cast<unsigned>(args.n.most);
   const dim3 pieces(static_cast<unsigned>(rank.pieces), rows);
-  check(cudaMemsetAsync(args.work, 0, RankWork::zero_bytes(args.n.most), stream_), "cudaMemsetAsync");
-  rank_kernel<<<pieces, kPieceThreads, 0, stream_>>>(rank);
-  launched("rank_kernel");
-  if (args.vocab > kListed) launch_overlapping("refine_kernel", refine_kernel, pieces, kPieceThreads, 0, stream_, rank);
-  launch_overlapping("collect_kernel", collect_kernel, pieces, kPieceThreads, 0, stream_, rank);
+  launch_overlapping("pick_kernel", pick_kernel, pieces, kPieceThreads, 0, stream_, rank);
   launch_overlapping("finish_kernel", finish_kernel, rows, kRowThreads, 0, stream_, rank);
 }
 
@@ -344,8 +312,8 @@ void CudaOps::logprobs(const LogprobArgs& args) {
   launch_overlapping("logprobs_kernel", logprobs_kernel, rows, kRowThreads, 0, stream_, args);
 }
 
-size_t CudaOps::vocabulary_work_bytes(int64_t rows, int64_t vocab, int64_t) const {
-  return std::max(RankWork::bytes(rows, vocab), sample_work_bytes(rows, vocab));
+size_t CudaOps::vocabulary_work_bytes(int64_t rows, int64_t vocab, int64_t k) const {
+  return std::max(k > 0 ? RankWork::bytes(rows, vocab, k) : 0, sample_work_bytes(rows, vocab));
 }
 
 }  // namespace kdt::cuda

@@ -113,8 +113,7 @@ __device__ inline float block_maximum(float value, float* shared) {
   value = warp_max(value);
   if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = value;
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kThreads / kWarp; ++i) value = fmaxf(value, shared[i]);
+  value = warp_max(shared[threadIdx.x % kWarp % (kThreads / kWarp)]);
   __syncthreads();
   return value;
 }
@@ -131,24 +130,29 @@ __device__ inline float block_sum(float value, float* shared) {
   return value;
 }
 
-// The sum of the values of the threads before this one, and of all. `shared`: one place a warp.
+// The sum of the values of a warp's first kLanes lanes up to this one's.
+template <int kLanes = kWarp, class T>
+__device__ inline T warp_sum_until(T value) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    const T other = __shfl_up_sync(kAllLanes, value, step);
+    if (lane >= step) value += other;
+  }
+  return value;
+}
+
+// The sum of the values of the threads before this one, and of all. `shared`: one place a warp. Integers.
 template <int kThreads, class T>
 __device__ inline T sum_before(T value, T* shared, T& total) {
+  constexpr int kWarps = kThreads / kWarp;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  T sum = value;
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const T other = __shfl_up_sync(kAllLanes, sum, step);
-    if (lane >= step) sum += other;
-  }
+  const T sum = warp_sum_until(value);
   if (lane == kWarp - 1) shared[warp] = sum;
   __syncthreads();
-  T before = 0;
-  total = 0;
-  for (int i = 0; i < kThreads / kWarp; ++i) {
-    if (i == warp) before = total;
-    total += shared[i];
-  }
+  const T own = lane < kWarps ? shared[lane] : 0, until = warp_sum_until<kWarps>(own);
+  total = __shfl_sync(kAllLanes, until, kWarps - 1);
+  const T before = __shfl_sync(kAllLanes, until - own, warp);
   __syncthreads();
   return before + sum - value;
 }

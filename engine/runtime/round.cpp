@@ -32,7 +32,8 @@ Round::Round(Ops& ops, Kimi& target, DFlash* drafter, const RoundLimits& limits,
   top_token_.reserve(static_cast<size_t>(limits.max_rows * kMaxTopLogprobs));   // spans into them stay
   top_logprob_.reserve(top_token_.capacity());
   const int64_t n_drafts = limits.max_streams * max_depths();
-  vocabulary_work_ = ops.allocate(ops.vocabulary_work_bytes(std::max(limits.max_rows, n_drafts), vocab_, max_candidates_));
+  vocabulary_work_ = ops.allocate(std::max(ops.vocabulary_work_bytes(limits.max_rows, vocab_, 0),
+                                           ops.vocabulary_work_bytes(n_drafts, vocab_, max_candidates_)));
   if (!drafter_) return;
   const DraftConfig& d = drafter_->config();
   draft_layer_bytes_ = ops.draft_page_bytes(drafter_->rank_config().n_kv_heads, d.head_dim);

@@ -77,6 +77,19 @@ def test_top_k(backends, vocab):
       check_candidates(token[i], log_q[i], logits[i].astype(np.float64), 4e-6 * size, True)
 
 
+def test_top_k_of_ragged_pieces(backends):
+  """More tokens than one block takes, few or most of them wanted; a row of equal logits, one of infinities, one that falls."""
+  rng = np.random.default_rng(3)
+  n, vocab = 6, 9001
+  logits = hostile_logits(rng, n, vocab)
+  logits[0], logits[1], logits[2] = 0.25, -np.inf, -np.arange(vocab) / 64
+  for k in (1, 64, 128, 1024, 4096):
+    token, log_q = backends[1].top_k(logits, k)
+    for i in range(n):
+      size = 1 + np.abs(logits[i][np.isfinite(logits[i])]).max(initial=0)
+      check_candidates(token[i], log_q[i], logits[i].astype(np.float64), 4e-6 * size, True)
+
+
 def test_top_k_with_noise(backends):
   rng = np.random.default_rng(7)
   vocab, depths = 300, 3

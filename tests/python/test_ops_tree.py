@@ -115,6 +115,34 @@ def test_tree_is_brute_force(backends, spine):
     assert tree.rank_tuples(token, *got[:3]) == tree.brute_force(log_q, budget, spine)
 
 
+def large_candidates(rng, depths, k):
+  """log_q of a peaky drafter, smooth or rounded so that many are equal; some rows end in -inf, some are all 0 or flat."""
+  raw = -np.sort(-rng.standard_normal((depths, k)) * rng.uniform(0.3, 5))
+  log_q = raw - np.log(np.exp(raw).sum(-1, keepdims=True)) - rng.random((depths, 1))
+  if rng.random() < 0.3:
+    log_q = np.round(log_q * 8) / 8
+  for row in log_q:
+    if rng.random() < 0.05:
+      row[rng.integers(0, k):] = -np.inf
+    if rng.random() < 0.05:
+      row[:] = rng.choice([0, -5])
+  return np.stack([rng.permutation(5000)[:k] for _ in range(depths)]), np.minimum(log_q, 0).astype(np.float32)
+
+
+@pytest.mark.parametrize("k", [128, 300, 1024])
+def test_large_trees(backends, k):
+  """Budgets for which a backend may list prefixes by depth instead of one after the other; small ones among them."""
+  rng = np.random.default_rng(k)
+  for i in range(ROUNDS // 10):
+    n_streams, depths = int(rng.integers(1, 4)), int(rng.choice([1, 2, 3, 7, 15, 40]))
+    plan = random_plan(rng, n_streams, depths, [1, 60, 127, 128, 129, 256, 777, 1023, 1024])
+    token, log_q = (np.stack(of) for of in zip(*(large_candidates(rng, depths, k) for _ in range(n_streams))))
+    got = Round(backends[1], plan, rng).build(token, log_q)
+    for built, want in zip(got, rounds.build(plan, token, log_q)):
+      assert [g.tolist() for g in built[:3]] == list(want[:3])
+      assert same_bits(built[3].copy(), np.array(want[3], np.float32))
+
+
 def test_deep_narrow_tree(backends):
   """255 depths of one candidate: the longest path there is."""
   log_q, token = np.full((255, 1), -0.5, np.float32), np.arange(255)[:, None]
