@@ -16,6 +16,24 @@ namespace kdt::bench {
 constexpr int64_t kRotate = 256 << 20;     // bytes of weights in turn, several times any L2 cache
 constexpr int kReplays = 21;
 
+// The median of kReplays replays of f(0), …, f(n - 1), recorded once, by the call. `id`: its own with these ops.
+template <class F>
+double median_seconds(Ops& ops, int64_t id, int64_t n, const F& f) {
+  SubmitKey key{};
+  key[0] = id;
+  std::vector<double> seconds;
+  for (int i = -2; i < kReplays; ++i) {
+    ops.submit(&key, [&] {
+      for (int64_t turn = 0; turn < n; ++turn) f(turn);
+      ops.mark(Stage::verify);
+    });
+    const double taken = ops.wait()[Stage::verify] / static_cast<double>(n);
+    if (i >= 0) seconds.push_back(taken);
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + kReplays / 2, seconds.end());
+  return seconds[kReplays / 2];
+}
+
 class Bench {
  public:
   // bandwidth: bytes a second that a kernel can read. only: a part of the names of ops to time.
@@ -81,19 +99,7 @@ class Bench {
   template <class F>
   void time(const std::string& op, const std::string& shape, int64_t rows, double bytes, int64_t n, const F& f) {
     if (!wants(op)) return;
-    SubmitKey key{};
-    key[0] = ++n_keys_;
-    std::vector<double> seconds;
-    for (int i = -2; i < kReplays; ++i) {
-      ops_.submit(&key, [&] {
-        for (int64_t layer = 0; layer < n; ++layer) f(layer);
-        ops_.mark(Stage::verify);
-      });
-      const double taken = ops_.wait()[Stage::verify] / static_cast<double>(n);
-      if (i >= 0) seconds.push_back(taken);
-    }
-    std::sort(seconds.begin(), seconds.end());
-    const double median = seconds[seconds.size() / 2];
+    const double median = median_seconds(ops_, ++n_keys_, n, f);
     std::printf("%-16s %-28s %5lld %9.2f %9.2f %8.0f %6.1f\n", op.c_str(), shape.c_str(), static_cast<long long>(rows),
                 median * 1e6, bytes * 1e-6, bytes / median * 1e-9, 100 * bytes / median / bandwidth_);
     std::fflush(stdout);

@@ -14,20 +14,19 @@
 #include <random>
 #include <vector>
 
+#include "bench.h"
 #include "cuda/cuda_ops.h"
-#include "ops/ops.h"
 
 namespace {
 
 using namespace kdt;
 
-constexpr int64_t kVocab = 163840, kMostDepths = 15, kMostStreams = 64, kMostBudget = 1024, kReplays = 21;
-constexpr int64_t kRotate = 256 << 20;      // bytes of logits in turn, where rows are so few that the L2 cache would serve them
+constexpr int64_t kVocab = 163840, kMostDepths = 15, kMostStreams = 64, kMostBudget = 1024;
 
 class TreeBench {
  public:
   explicit TreeBench(Ops& ops) : ops_(ops) {
-    logits_ = space(std::max(kRotate, kMostStreams * kMostDepths * kVocab * 4 + kRotate));
+    logits_ = space(std::max(bench::kRotate, kMostStreams * kMostDepths * kVocab * 4 + bench::kRotate));
     std::mt19937 random(1);
     std::normal_distribution<float> of(0, 4.7f);
     std::vector<float> values(static_cast<size_t>(16 * kVocab + 977));   // a row later begins elsewhere
@@ -59,7 +58,7 @@ class TreeBench {
       p.calibration = -1;
     }
     ops_.copy_in(*plan_, 0, plan.data(), plan.size() * sizeof(StreamPlan));
-    const int64_t rows = streams * depths, bytes = rows * kVocab * 4, turns = std::max<int64_t>(kRotate / bytes, 1);
+    const int64_t rows = streams * depths, bytes = rows * kVocab * 4, turns = std::max<int64_t>(bench::kRotate / bytes, 1);
     const auto top_k = [&](int64_t i) {
       const auto* logits = reinterpret_cast<const float*>(logits_->as<std::byte>() + i % turns * bytes);
       ops_.top_k({rows, kVocab, budget, logits, nullptr, depths, nullptr, work_->data(), token_->as<int32_t>(),
@@ -86,20 +85,7 @@ class TreeBench {
 
   template <class F>
   double median(int64_t turns, const F& f) {
-    const int64_t repeats = std::clamp<int64_t>(turns, 4, 24);
-    SubmitKey key{};
-    key[0] = ++n_keys_;
-    std::vector<double> seconds;
-    for (int64_t i = -2; i < kReplays; ++i) {
-      ops_.submit(&key, [&] {
-        for (int64_t turn = 0; turn < repeats; ++turn) f(turn);
-        ops_.mark(Stage::verify);
-      });
-      const double taken = ops_.wait()[Stage::verify] / static_cast<double>(repeats);
-      if (i >= 0) seconds.push_back(taken);
-    }
-    std::nth_element(seconds.begin(), seconds.begin() + kReplays / 2, seconds.end());
-    return seconds[kReplays / 2];
+    return bench::median_seconds(ops_, ++n_keys_, std::clamp<int64_t>(turns, 4, 24), f);
   }
 
   Ops& ops_;
@@ -117,7 +103,7 @@ int main(int argc, char** argv) {
     const auto ops = make_cuda_ops(0);
     if (!json)
       std::printf("%s, medians of %lld graph replays, us\n\n%6s %7s %7s %9s %9s %9s\n", cuda_devices().front().name.c_str(),
-                  static_cast<long long>(kReplays), "depth", "budget", "streams", "top-k", "build", "all");
+                  static_cast<long long>(bench::kReplays), "depth", "budget", "streams", "top-k", "build", "all");
     TreeBench bench(*ops);
     const char* separator = "[";
     for (int64_t streams : {1, 8, 32, 64})
