@@ -7,6 +7,9 @@ namespace kdt {
 namespace {
 
 constexpr size_t kAdmissionsAStep = 16;    // looked at: the first of them run a round before the rest is
+// A reader that wakes takes a CPU from the threads that compute: this part of the time goes there, and rounds in between share
+// a wake-up. Seconds: nobody reads faster than the least, and the next round after the most brings one.
+constexpr double kWakeShare = 1.0 / 250, kLeastWake = 0.005, kMostWake = 0.02, kWakeRate = 1.0 / 8;
 constexpr uint64_t kCountEvery = 512;      // rounds: counting experts is recorded apart, which takes as long as several rounds
 
 double seconds_between(Request::Clock::time_point from, Request::Clock::time_point to) {
@@ -43,6 +46,7 @@ bool Batch::step(uint64_t cancelled_serial) {
     run_round();
   } else {
     last_end_.reset();
+    wake_readers(true);
   }
   if (schedule.preempt.empty()) admit(schedule.n_admit);
   drop_ended();
@@ -205,13 +209,22 @@ void Batch::plan_drafts(std::span<const Schedule::Decode> decode) {
                            round_.records() ? choice_.room : round_.limits().max_rows);
 }
 
+void Batch::wake_readers(bool at_once) {
+  const auto start = Clock::now();
+  const double between = std::clamp(wake_seconds_ / kWakeShare, kLeastWake, kMostWake);
+  if (!at_once && seconds_between(last_wake_, start) < between) return;
+  for (const auto& sequence : running_) sequence->request->wake();
+  last_wake_ = Clock::now();
+  const double seconds = seconds_between(start, last_wake_);
+  wake_seconds_ += kWakeRate * (seconds - wake_seconds_);
+  done_.host_seconds += seconds;
+}
+
 void Batch::run_round() {
   RoundPlan plan{decode_tasks_, prefill_tasks_};
   plan.count_experts = n_rounds_++ % kCountEvery == 0;
   if (choice_.any()) plan.cut = &cut_;
-  // A pass over prompts is long: readers need not wait for it.
-  if (!prefill_tasks_.empty())
-    for (const auto& sequence : running_) sequence->request->wake();
+  wake_readers(!prefill_tasks_.empty());   // a pass over prompts is long
   const RoundResult result = round_.run(plan, done_.time);
 
   const auto now = Clock::now();

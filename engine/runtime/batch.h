@@ -55,6 +55,8 @@ class Batch {
   bool prefix_is_coming(const Sequence& sequence, int64_t known_blocks) const;
   void preempt(std::span<const size_t> streams);
   void admit(size_t n);
+  // When it is time, or `at_once`: readers learn of what was pushed for them.
+  void wake_readers(bool at_once);
   void run_round();
   void plan_round(const Schedule& schedule);
   void plan_drafts(std::span<const Schedule::Decode> decode);
@@ -82,6 +84,8 @@ class Batch {
   uint64_t n_rounds_ = 0;
   DraftHabits habits_;
   std::optional<Clock::time_point> last_end_;   // of the round before, when there was one
+  Clock::time_point last_wake_{};               // of all readers
+  double wake_seconds_ = 0;                     // that it takes
 
   // Of the round in hand
   std::vector<RunningView> running_views_;

@@ -62,6 +62,7 @@ void Batch::after_prefill(size_t i, const PrefillResult& prefilled, Clock::time_
     s.first_token = s.last_tokens = now;
     s.result.first_token_seconds = seconds_between(s.request->submitted(), now);
     figures_.add_first_token(s.result.first_token_seconds);
+    last_wake_ = {};   // a first token is not kept
     s.add_output({&s.stream.root, 1});
     const Finish reason = s.emitter.push({&s.stream.root, 1}, prefilled.root);
     count_generated(s);

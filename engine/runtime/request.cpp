@@ -3,7 +3,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -11,14 +10,6 @@
 #include "base/error.h"
 
 namespace kdt {
-
-namespace {
-
-// Waking the reader takes a CPU from the decode threads: rounds shorter than this share a wake-up, which the next round,
-// a longer pass or the end brings at the latest. Nobody reads faster.
-constexpr auto kAnnounceInterval = std::chrono::milliseconds(5);
-
-}  // namespace
 
 const char* finish_name(Finish finish) {
   constexpr std::array<const char*, kFinishes> kNames = {"none", "stop", "length", "cancelled", "error"};
@@ -38,10 +29,8 @@ bool Request::full() const {
   return events_.size() >= kMaxEvents;
 }
 
-void Request::announce() {
+void Request::mark_readable() {
   unannounced_ = false;
-  last_announced_ = Clock::now();
-  ready_.notify_one();
   if (descriptor_ < 0 || readable_) return;
   const uint64_t one = 1;
   readable_ = write(descriptor_, &one, sizeof one) == sizeof one;
@@ -52,12 +41,15 @@ void Request::push(std::vector<Event>& events) {
   for (Event& event : events) events_.push_back(std::move(event));
   events.clear();
   unannounced_ = true;
-  if (Clock::now() - last_announced_ >= kAnnounceInterval) announce();
 }
 
 void Request::wake() {
-  std::lock_guard lock(mutex_);
-  if (unannounced_) announce();
+  {
+    std::lock_guard lock(mutex_);
+    if (!unannounced_) return;
+    mark_readable();
+  }
+  ready_.notify_one();   // not under the mutex: whoever wakes takes it at once
 }
 
 void Request::update(const Result& result) {
@@ -66,16 +58,19 @@ void Request::update(const Result& result) {
 }
 
 void Request::finish(const Result& result, std::string text) {
-  std::lock_guard lock(mutex_);
-  if (done_) return;
-  result_ = result;
-  result_.total_seconds = std::chrono::duration<double>(Clock::now() - submitted_).count();
-  Event last;
-  last.kind = EventKind::finished;
-  last.text = std::move(text);
-  events_.push_back(std::move(last));
-  done_ = true;
-  announce();
+  {
+    std::lock_guard lock(mutex_);
+    if (done_) return;
+    result_ = result;
+    result_.total_seconds = std::chrono::duration<double>(Clock::now() - submitted_).count();
+    Event last;
+    last.kind = EventKind::finished;
+    last.text = std::move(text);
+    events_.push_back(std::move(last));
+    done_ = true;
+    mark_readable();
+  }
+  ready_.notify_one();
 }
 
 const std::vector<Event>& Request::next(size_t most, int32_t timeout_ms) {
@@ -109,7 +104,7 @@ int Request::descriptor() {
   if (descriptor_ < 0) {
     descriptor_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (descriptor_ < 0) fail(Status::io, "eventfd", std::strerror(errno), "a file descriptor to spare");
-    if (!events_.empty() || done_) announce();
+    if (!events_.empty() || done_) mark_readable();
   }
   return descriptor_;
 }

@@ -91,7 +91,7 @@ class Request {
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
   bool late(Clock::time_point now) const { return settings_.timeout.count() > 0 && now >= submitted_ + settings_.timeout; }
   bool full() const;
-  void push(std::vector<Event>& events);             // moves them out
+  void push(std::vector<Event>& events);             // moves them out; a reader that sleeps is not woken
   void wake();                                       // what was pushed is noticed now
   void update(const Result& result);
   void finish(const Result& result, std::string text);   // pushes FINISHED with what was held back
@@ -106,7 +106,7 @@ class Request {
   int descriptor();
 
  private:
-  void announce();                                     // under mutex_
+  void mark_readable();                              // under mutex_
 
   const RequestSettings settings_;
   const uint64_t serial_;
@@ -115,8 +115,7 @@ class Request {
   mutable std::mutex mutex_;
   std::condition_variable ready_;
   std::deque<Event> events_;
-  Clock::time_point last_announced_{};
-  bool unannounced_ = false;     // events came after the last announcement
+  bool unannounced_ = false;     // events came after the reader was last woken
   int descriptor_ = -1;          // an eventfd, once asked for
   bool readable_ = false;        // its state
   bool done_ = false;            // FINISHED was pushed
