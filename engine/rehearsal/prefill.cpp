@@ -26,7 +26,7 @@ Taken run_chunks(Round& round, RehearsalOps& ops, Stream stream, const std::vect
     task.sample = stream.length + n == tokens;
     StageSeconds stages;
     const auto start = std::chrono::steady_clock::now();
-    round.run({{}, {&task, 1}}, stages);
+    round.run({{}, {&task, 1}, nullptr, false, true}, stages);
     taken.host += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     taken.backend += stages[Stage::prefill];
     taken.watched += ops.watched_seconds();

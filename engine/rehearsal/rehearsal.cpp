@@ -235,7 +235,7 @@ StageSeconds Rehearsal::replay(const Cell& cell, bool count) {
     task.plan.budget = cell.nodes - 1;
     task.plan.depths = cell.nodes > 1 ? report_.draft->block_size - 1 : 0;
   }
-  round_->run({tasks, {}, nullptr, count}, stages);
+  round_->run({tasks, {}, nullptr, count, true}, stages);
   return stages;
 }
 

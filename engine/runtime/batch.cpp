@@ -196,7 +196,7 @@ void Batch::plan_drafts(std::span<const Schedule::Decode> decode) {
     wish.fixed_nodes += decode_tasks_[i].plan.budget;
     if (!may_draft(i)) continue;
     ++wish.n_may[DraftHabits::index(decoding_[i]->stream.sampling)];
-    wish.n_new += decoding_[i]->result.rounds == 0;
+    wish.n_new += !decoding_[i]->controller.asked();
   }
   choice_ = habits_.choose(wish, costs_, round_);
   for (size_t i = 0; choice_.any() && i < decode_tasks_.size(); ++i) {
@@ -237,7 +237,7 @@ void Batch::run_round() {
     if (sequence->result.finish == Finish::none) sequence->request->update(sequence->result);
   }
   figures_.add_round(done_);
-  if (limits_.on_clock && last_end_ && prefill_tasks_.empty()) {
+  if (limits_.on_clock && last_end_ && result.usual && prefill_tasks_.empty()) {
     const double seconds = result.draft_seconds + result.verify_seconds;
     costs_.observe_host(static_cast<int64_t>(decoding_.size()), seconds_between(*last_end_, Clock::now()) - seconds, seconds);
   }
@@ -280,6 +280,7 @@ void Batch::observe(const RoundResult& result) {
   if (n_auto > 0)
     done_.auto_expected = automatic_streams * result.outlook.at(static_cast<double>(auto_nodes) / automatic_streams);
   habits_.learn(result.outlook, deepest);
+  if (!result.usual) return;
   if (prefill_tasks_.empty()) costs_.observe_verify(rows, result.room, result.verify_seconds);
   if (n_drafted > 0) costs_.observe_draft(depths, n_drafted, result.draft_seconds);
   if (automatic)

@@ -45,7 +45,7 @@ DecodePlan Controller::draft(int64_t depth_room, int64_t budget) {
   plan.spine = spine_;
   plan.noise_ranking = noise_ranking_;
   plan.calibration = calibration_index_;
-  drafted_ = true;
+  drafted_ = asked_ = true;
   return plan;
 }
 

@@ -19,6 +19,7 @@ class Controller {
   // What the scheduler may count with at most.
   int64_t budget() const { return mode_ == Speculate::off ? 0 : budget_; }
   int64_t depths() const { return mode_ == Speculate::off ? 0 : max_depths_; }
+  bool asked() const { return asked_; }   // whether mode auto made a draft
   bool automatic() const { return mode_ == Speculate::automatic; }
 
   // `depth_room`: positions behind the root that may be used; `budget`: nodes there is room for in the pass.
@@ -38,7 +39,7 @@ class Controller {
   bool spine_, noise_ranking_;
   int32_t calibration_index_;
   spec::Calibration& calibration_;
-  bool drafted_ = false;
+  bool drafted_ = false, asked_ = false;
 };
 
 }  // namespace kdt

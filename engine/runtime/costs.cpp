@@ -12,6 +12,7 @@ constexpr double kRefineRate = 0.05;       // weight of one measured round
 constexpr double kOutlier = 3.0;           // a draft that took this many times what was expected was disturbed
 constexpr double kCrowdGuess = 0.6;        // of a draft for each further stream, in drafts of one, before any was seen
 constexpr double kPadding = 0.3;           // measured on an H200: 0.2 to 0.4
+constexpr int64_t kFirstNodes = 3;         // of a stream, in the drafting rounds that are recorded first
 
 // The first pass warms the caches; the fastest of the others is least disturbed by anything else on the machine.
 template <class F>
@@ -48,82 +49,95 @@ void RoundCosts::measure(Round& round, Stream& stream, double limit) {
   round.run({{}, {&prefill, 1}, {}}, time);
   const Clock::time_point end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit));
   draft_.assign(static_cast<size_t>(round.max_depths()) + 1, 0.0);
+  for (int64_t n = 1; n <= 64; n *= 2) crowd_.set(n, 1 + kCrowdGuess * static_cast<double>(n - 1));
+  std::array<double, spec::CostTable::kEntries> seconds{};   // by kRows; 0: not measured
+  if (round.records()) {
+    padding_ = kPadding;
+    record_rounds(round, stream, end, seconds);
+  } else {
+    measure_passes(round, stream, end, seconds);
+  }
+  // Sizes there was no time for follow the slope of those before, until a pass is as large; a disturbed one may have been slower
+  // than a larger one.
+  const auto& sizes = spec::CostTable::kRows;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (seconds[i] == 0 && i == 1) seconds[i] = seconds[0];
+    if (seconds[i] == 0)
+      seconds[i] = seconds[i - 1] + std::max(0.0, seconds[i - 1] - seconds[i - 2]) * static_cast<double>(sizes[i] - sizes[i - 1]) /
+                                        static_cast<double>(sizes[i - 1] - sizes[i - 2]);
+    verify_.set(sizes[i], seconds[i]);
+  }
+  seconds_ = verify_.at(1);
+}
+
+void RoundCosts::measure_passes(Round& round, const Stream& stream, Clock::time_point end, std::span<double> seconds) {
   const double shallow = fastest([&] { return round.measure_draft(stream, 1, 1); });
   const double deep = fastest([&] { return round.measure_draft(stream, round.max_depths(), 1); });
   for (size_t d = 1; d < draft_.size(); ++d) {
     const double part = draft_.size() > 2 ? static_cast<double>(d - 1) / static_cast<double>(draft_.size() - 2) : 0.0;
     draft_[d] = shallow + part * std::max(0.0, deep - shallow);
   }
-  for (int64_t n = 1; n <= 64; n *= 2) crowd_.set(n, 1 + kCrowdGuess * static_cast<double>(n - 1));
-  measure_verify(round, stream, end);
-  seconds_ = verify_.at(1);
-  padding_ = round.records() ? kPadding : 0;
-  if (round.records()) record_rounds(round, stream, end);
-}
-
-void RoundCosts::measure_verify(Round& round, const Stream& stream, Clock::time_point end) {
   const auto& sizes = spec::CostTable::kRows;
-  // By the slope before it; a disturbed pass may have been slower than a larger one.
-  const auto rise = [&](size_t i) {
-    const double last = verify_.at(sizes[i - 1]) - verify_.at(sizes[i - 2]);
-    return std::max(0.0, last) * static_cast<double>(sizes[i] - sizes[i - 1]) / static_cast<double>(sizes[i - 1] - sizes[i - 2]);
-  };
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    // Sizes there was no time for follow the slope of those before: refined once a tree is as large.
-    const bool guess = i >= 2 && (Clock::now() > end || sizes[i] > round.limits().max_rows);
-    verify_.set(sizes[i], guess ? verify_.at(sizes[i - 1]) + rise(i)
-                                : fastest([&] { return round.measure_verify(stream, sizes[i]); }));
-  }
+  for (size_t i = 0; i < sizes.size() && sizes[i] <= round.limits().max_rows && (i < 2 || Clock::now() < end); ++i)
+    seconds[i] = fastest([&] { return round.measure_verify(stream, sizes[i]); });
 }
 
-// Where work is recorded, the rounds that mode auto chooses between are recorded now, as far as there is time: later each would
-// hold up all streams for as long as several rounds. Powers of two first, between which costs are known.
-void RoundCosts::record_rounds(Round& round, const Stream& stream, Clock::time_point end) {
-  const double rest = record(round, stream, 1, 0) - verify_.at(1);   // accept and commit
-  for (const int64_t rows : spec::CostTable::kRows) verify_.set(rows, verify_.at(rows) + std::max(0.0, rest));
-  const auto wide = [&](int64_t n) {
-    if (n > round.limits().max_streams || round.wide_streams(n) != n) return;
-    int64_t last = 0;
-    for (const int64_t nodes : DraftHabits::kNodes) {
-      const auto room = DraftHabits::room(round, n, nodes, 0);
-      if (Clock::now() > end) return;
-      if (room && *room != last) record(round, stream, n, nodes);
-      last = room.value_or(last);
-    }
-    if (n > 1) record(round, stream, n, 0);
+// Where work is recorded, what is measured are the rounds that mode auto chooses between, as far as there is time: those of few
+// nodes for any number of streams first.
+void RoundCosts::record_rounds(Round& round, const Stream& stream, Clock::time_point end, std::span<double> seconds) {
+  const int64_t most = round.limits().max_streams;
+  const auto record = [&](int64_t n, int64_t nodes) {
+    const int64_t tree = nodes > 0 ? DraftHabits::tree_nodes(nodes) : 0;
+    const auto room = nodes > 0 ? DraftHabits::room(round, n, nodes, 0) : round.room(n, 0, 0);
+    if (!room || round.recorded(n, tree, *room)) return;
+    const double pass = run(round, stream, n, tree, *room, true).pass;
+    const auto at = std::find(spec::CostTable::kRows.begin(), spec::CostTable::kRows.end(), *room);
+    if (at == spec::CostTable::kRows.end()) return;
+    double& known = seconds[static_cast<size_t>(at - spec::CostTable::kRows.begin())];
+    known = known > 0 ? std::min(known, pass) : pass;
   };
-  for (int64_t n = 1; n <= 64; n *= 2) wide(n);
-  for (int64_t n = 3; n <= 64; n *= 2) wide(n);
+  record(1, 0);
+  const int64_t room = round.room(1, kFirstNodes, 0), tree = DraftHabits::tree_nodes(kFirstNodes);
+  const Times slow = run(round, stream, 1, tree, room, false), quick = run(round, stream, 1, tree, room, true);
+  unrecorded_ = std::max(0.0, slow.wall - quick.wall);
+  for (const int64_t nodes : {int64_t{0}, kFirstNodes, int64_t{1}, int64_t{7}, int64_t{5}, int64_t{2}, int64_t{11}, int64_t{15}})
+    for (int64_t power = 1; power <= 64; power *= 2)
+      for (const int64_t n : {power, std::max<int64_t>(1, power / 2 * 3)})
+        if (Clock::now() < end) record(std::min(n, most), nodes);
+  for (const int64_t nodes : DraftHabits::kNodes)
+    if (Clock::now() < end) record(1, nodes);
 }
 
-// Twice: the first time it is recorded. Seconds of its pass, to commit.
-double RoundCosts::record(Round& round, const Stream& stream, int64_t n_streams, int64_t nodes) {
-  const int64_t room = round.room(n_streams, nodes, 0);
+// Times of the second of two rounds: with `record` the first one is recorded.
+RoundCosts::Times RoundCosts::run(Round& round, const Stream& stream, int64_t n_streams, int64_t tree_nodes, int64_t room, bool record) {
   spec::CutTables cut = cut_tables(n_streams, n_streams, room);
   cut.lambda = 0;                       // all nodes that there is room for
-  double verify_seconds = 0;
+  RoundResult result;
+  double wall = 0;
   for (int pass = 0; pass < 2; ++pass) {
     std::vector<Stream> copies(static_cast<size_t>(n_streams), stream);
     std::vector<DecodeTask> tasks;
     for (Stream& copy : copies) {
       DecodeTask& task = tasks.emplace_back(DecodeTask{&copy, {}});
-      if (nodes == 0) continue;
-      task.plan.budget = std::min(DraftHabits::tree_nodes(nodes), round.limits().max_budget);
+      if (tree_nodes == 0) continue;
+      task.plan.budget = std::min(tree_nodes, round.limits().max_budget);
       task.plan.depths = std::min(task.plan.budget, round.max_depths());
       task.plan.calibration = 0;
     }
     StageSeconds time;
     const auto start = Clock::now();
-    const RoundResult result = round.run({tasks, {}, nodes > 0 ? &cut : nullptr}, time);
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    verify_seconds = result.verify_seconds;
-    const bool point = (n_streams & (n_streams - 1)) == 0;   // of ByStreams
-    if (pass == 0 || !point) continue;
-    host_.set(n_streams, seconds - result.draft_seconds - result.verify_seconds);
-    if (nodes > 0) crowd_.set(n_streams, std::max(1.0, result.draft_seconds / draft_.back()));
-    crowd_known_ |= nodes > 0 && n_streams > 1;
+    result = round.run({tasks, {}, tree_nodes > 0 ? &cut : nullptr, false, record}, time);
+    wall = std::chrono::duration<double>(Clock::now() - start).count();
   }
-  return verify_seconds;
+  if (record && (n_streams & (n_streams - 1)) == 0) {   // a point of ByStreams
+    host_.set(n_streams, wall - result.draft_seconds - result.verify_seconds);
+    if (tree_nodes == DraftHabits::tree_nodes(kFirstNodes)) {
+      if (n_streams == 1) std::fill(draft_.begin() + 1, draft_.end(), result.draft_seconds);
+      crowd_.set(n_streams, std::max(1.0, result.draft_seconds / draft_.back()));
+      crowd_known_ |= n_streams > 1;
+    }
+  }
+  return {result.verify_seconds, wall};
 }
 
 double RoundCosts::draft(int64_t depths, int64_t n_streams) const {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <chrono>
+#include <span>
 #include <vector>
 
 #include "runtime/round.h"
@@ -37,6 +38,7 @@ class RoundCosts {
   // Whether a draft that is less deep takes less time.
   bool depth_counts() const { return draft_.back() > kSameDraft * draft_[1]; }
   double host(int64_t n_streams) const { return host_.at(n_streams); }   // seconds between rounds
+  double unrecorded() const { return unrecorded_; }   // seconds that a round takes longer where rounds are recorded and it is not
   // What a round of n_streams that drafts costs over one that does not; n_fixed streams draft in any case.
   spec::RoundPrices prices(int64_t n_streams, int64_t depths, int64_t n_drafts, int64_t n_fixed) const;
 
@@ -58,11 +60,16 @@ class RoundCosts {
 
  private:
   static constexpr double kSameDraft = 1.05;
-  void measure_verify(Round& round, const Stream& stream, Clock::time_point end);
-  void record_rounds(Round& round, const Stream& stream, Clock::time_point end);
-  double record(Round& round, const Stream& stream, int64_t n_streams, int64_t nodes);
+  // Both until `end`; `seconds` of passes by CostTable::kRows.
+  void measure_passes(Round& round, const Stream& stream, Clock::time_point end, std::span<double> seconds);
+  void record_rounds(Round& round, const Stream& stream, Clock::time_point end, std::span<double> seconds);
+  struct Times {
+    double pass, wall;                  // seconds: to commit, without the draft; with the draft and the host
+  };
+  Times run(Round& round, const Stream& stream, int64_t n_streams, int64_t tree_nodes, int64_t room, bool record);
 
   spec::CostTable verify_;
+  double unrecorded_ = 0;
   double padding_ = 0;                  // what a row that a pass has room for costs, in live rows
   std::vector<double> draft_;           // of one stream by depths, [0] unused
   ByStreams crowd_;                     // of a draft of several streams, in drafts of one

@@ -34,21 +34,37 @@ DraftChoice DraftHabits::best_of(std::array<bool, 2> drafts, const RoundCosts& c
   }
   if (!costs.depth_counts()) choice.depths = round.max_depths();
   choice.depths = std::min(choice.depths, round.max_depths());
-  std::array<int64_t, kNodes.size()> rooms{}, nodes{};
-  size_t n_rooms = 0;
+  // Rooms that are recorded, where rounds are, and the others, which take longer.
+  const auto recorded = [&](int64_t tree, int64_t rows) { return !round.records() || round.recorded(wish_.n_streams, tree, rows); };
+  struct Rooms {
+    std::array<int64_t, kNodes.size()> rows{}, nodes{};
+    size_t n = 0;
+  } rooms[2];
+  int64_t last = 0;
   for (const int64_t each : kNodes) {
     const auto rows = room(round, wish_.n_streams, each, other_rows);
-    if (!rows || (n_rooms > 0 && *rows == rooms[n_rooms - 1])) continue;
-    rooms[n_rooms] = *rows;
-    nodes[n_rooms++] = each;
+    if (!rows || *rows == last) continue;
+    last = *rows;
+    Rooms& those = rooms[!recorded(tree_nodes(each), last)];
+    those.rows[those.n] = last;
+    those.nodes[those.n++] = each;
   }
   prices_ = costs.prices(wish_.n_streams, choice.depths, n, wish_.n_fixed);
-  const spec::Room best = spec::choose_room(outlook, n, wish_.n_streams, wish_.n_streams + other_rows, prices_,
-                                            std::span(rooms).first(n_rooms));
-  rate = best.rate;
-  choice.room = best.rows;
-  for (size_t i = 0; i < n_rooms; ++i)
-    if (rooms[i] == best.rows) choice.tree_nodes = tree_nodes(nodes[i]);
+  spec::RoundPrices prices = prices_;
+  if (!recorded(0, round.room(wish_.n_streams, 0, other_rows))) {   // plain rounds take longer
+    prices.host_seconds += costs.unrecorded();
+    prices.draft_seconds -= costs.unrecorded();
+  }
+  for (const Rooms& those : rooms) {
+    const spec::Room best = spec::choose_room(outlook, n, wish_.n_streams, wish_.n_streams + other_rows, prices,
+                                              std::span(those.rows).first(those.n));
+    prices.draft_seconds += costs.unrecorded();
+    if (best.rows == 0 || best.rate <= rate) continue;
+    rate = best.rate;
+    choice.room = best.rows;
+    for (size_t i = 0; i < those.n; ++i)
+      if (those.rows[i] == best.rows) choice.tree_nodes = tree_nodes(those.nodes[i]);
+  }
   return choice;
 }
 
@@ -73,8 +89,8 @@ DraftChoice DraftHabits::choose(const DraftWish& wish, const RoundCosts& costs, 
   const double plain = costs.host(wish.n_streams) + costs.verify().at(wish.n_streams + wish.prompt_rows + wish.fixed_nodes);
   const double draft = costs.draft(round.max_depths(), n_may + wish.n_fixed) / plain;   // in plain rounds
   last_probe_ = std::clamp(static_cast<int64_t>(draft / kProbeShare), kFirstProbe, kLastProbe);
-  // Other texts: the drafter is asked at once where that costs less than a round.
-  const bool new_texts = 2 * wish.n_new >= n_may && draft < 1;
+  // Other texts: the drafter is asked once their prompts are done, where that costs less than a round.
+  const bool new_texts = 2 * wish.n_new >= n_may && draft < 1 && wish.prompt_rows == 0;
   for (size_t h = 0; h < habit_.size(); ++h) {
     Habit& habit = habit_[h];
     if (wish.n_may[h] == 0 || choice_.drafts[h]) continue;

@@ -16,7 +16,7 @@ namespace kdt {
 // Of the streams that decode in a round.
 struct DraftWish {
   std::array<int64_t, 2> n_may{};      // in mode auto, with room for a draft: greedy; temperature > 0
-  int64_t n_new = 0;                   // of them, at the start of their text
+  int64_t n_new = 0;                   // of them, without a draft so far
   int64_t n_streams = 0;
   int64_t n_fixed = 0;                 // that draft in fixed modes, and their nodes
   int64_t fixed_nodes = 0;

@@ -18,7 +18,7 @@ constexpr auto kStuckPoll = std::chrono::milliseconds(2);
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 // Seconds in which rounds are measured at start: a tenth of what loading took, and more where rounds are recorded too.
-double measure_limit(double load_seconds, bool records) { return std::clamp(load_seconds / 10, records ? 0.5 : 0.06, 5.0); }
+double measure_limit(double load_seconds, bool records) { return std::clamp(load_seconds / 10, records ? 2.0 : 0.06, 5.0); }
 
 std::vector<int32_t> stop_ids_of(const ModelConfig& config, const Tokenizer& tokenizer) {
   std::vector<int32_t> ids = config.eos_ids;

@@ -66,10 +66,10 @@ StageSeconds Round::perform(Work work, const Shape& shape) {
     const std::vector<std::byte> nan(latent_scratch_.bytes(), std::byte{0xff});   // in any floating-point type
     ops_.copy_in(latent_scratch_, 0, nan.data(), nan.size());
   }
-  const bool recorded = work == Work::draft || work == Work::given || (work == Work::round && shape.scored == 0);
   const SubmitKey key = shape.key(work);
+  const bool read = work == Work::verify || work == Work::poisoned_verify;
   send();
-  ops_.submit(recorded ? &key : nullptr, [&] {
+  ops_.submit(shape.recorded && !read ? &key : nullptr, [&] {
     switch (work) {
       case Work::round: return run_round(shape);
       case Work::draft: draft(shape); return ops_.mark(Stage::draft);
@@ -81,11 +81,22 @@ StageSeconds Round::perform(Work work, const Shape& shape) {
   return stages;
 }
 
+bool Round::is_recorded(const SubmitKey& key) const {
+  const auto found = runs_.find(key);
+  return found != runs_.end() && found->second > kRunsBefore;
+}
+
 RoundResult Round::run(const RoundPlan& plan, StageSeconds& time) {
-  const Shape shape = lay_plan(plan);
+  Shape shape = lay_plan(plan);
+  RoundResult result;
+  if (records()) {
+    int& runs = runs_[shape.key(Work::round)];
+    result.usual = shape.scored == 0 && runs > kRunsBefore;
+    runs = plan.record ? kRunsBefore + 1 : std::min(runs, kRunsBefore) + 1;
+    shape.recorded = shape.scored == 0 && runs > kRunsBefore;
+  }
   const StageSeconds stages = execute(Work::round, shape);
 
-  RoundResult result;
   result.draft_seconds = stages[Stage::draft] + stages[Stage::build];
   for (const Stage stage : {Stage::verify, Stage::sample, Stage::accept, Stage::commit})
     result.verify_seconds += stages[stage];

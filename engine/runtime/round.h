@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -76,6 +77,7 @@ struct RoundPlan {
   // By what the nodes of streams with a calibration are cut, also to its most_rows; null: all are verified.
   const spec::CutTables* cut = nullptr;
   bool count_experts = false;
+  bool record = false;                 // now, where rounds are: not when its shape has come some times
 };
 
 // Of tokens of one stream, in their order; empty when not wanted.
@@ -103,6 +105,7 @@ struct RoundResult {
   std::span<const PrefillResult> prefill;
   double draft_seconds = 0, verify_seconds = 0;   // build counts with draft; sample, accept and commit with verify
   int64_t room = 0;                    // rows that the pass had room for
+  bool usual = true;                   // the times are what such a round takes: where rounds are recorded, it was before
   spec::Outlook outlook;               // of a round with a cut, see spec::JointCut
   double distinct_experts = 0;         // of a layer in this pass, mean over layers; when they were counted
 };
@@ -136,6 +139,8 @@ class Round {
   // streams' `nodes` are their trees', a mean; `other_rows` those of prompts and given trees.
   int64_t wide_streams(int64_t streams) const;
   int64_t room(int64_t streams, int64_t nodes, int64_t other_rows) const;
+  // Whether a round without prompts and wishes, of trees of up to tree_nodes (0: none) and this room, is recorded.
+  bool recorded(int64_t streams, int64_t tree_nodes, int64_t room) const;
   int64_t vocab_size() const { return vocab_; }
   // Distinct experts of a layer for that many rows, were routing uniform.
   double expected_experts(int64_t rows) const;
@@ -176,12 +181,14 @@ class Round {
     bool cut = false, adjust = false, count_experts = false;
     int64_t n_top = -1;                // log-probabilities: of the largest wish
     int64_t all_streams = 0;           // of decode and prefill tasks; part of no key
+    bool recorded = true;              // or replayed; rank 0 says; part of no key
     SubmitKey key(Work work) const;
   };
 
   // Before: the host lays the plan. round_plan.cpp
   Shape lay_plan(const RoundPlan& plan);
   void lay_streams(const RoundPlan& plan, Shape& shape);
+  void fit(Shape& shape) const;
   void widen(Shape& shape) const;
   void lay_draft(std::span<const DecodeTask> tasks, Shape& shape);
   void lay_prompts(const RoundPlan& plan, Shape& shape);
@@ -189,6 +196,10 @@ class Round {
   // Submits and waits; on all ranks, once rank 0 has announced it.
   StageSeconds execute(Work work, const Shape& shape);
   StageSeconds perform(Work work, const Shape& shape);
+  // A shape that may not come again is not recorded: that takes as long as several rounds that are not, of ranks that share a
+  // card as ten.
+  static constexpr int kRunsBefore = 4;
+  bool is_recorded(const SubmitKey& key) const;
   // Several ranks. round_ranks.cpp
   struct Announcement;
   void announce(Work work, const Shape& shape);
@@ -232,6 +243,7 @@ class Round {
   std::vector<float> given_logits_;
   std::vector<std::byte> message_;     // what rank 0 sent: the input, then the lists
   Clock::time_point met_ = Clock::now();   // when the ranks last did
+  std::map<SubmitKey, int> runs_;      // of rounds, by shape, on rank 0; more than kRunsBefore: it is recorded
 };
 
 }  // namespace kdt

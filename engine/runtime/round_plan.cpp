@@ -31,24 +31,41 @@ Round::Shape Round::lay_plan(const RoundPlan& plan) {
   lay_draft(plan.decode, shape);
   lay_prompts(plan, shape);
   shape.count_experts = plan.count_experts;
-  shape.cut = plan.cut && shape.drafts > 0;
-  if (shape.cut) *in_.cut.host = *plan.cut;
-  if (shape.cut) {
+  // Recorded rounds have it in any case, so that those of fixed modes are the same: with no tree to cut it does nothing.
+  shape.cut = shape.drafts > 0 && (plan.cut || records());
+  if (shape.cut && plan.cut) {
+    *in_.cut.host = *plan.cut;
     // The cut keeps to this, whatever the trees' own size.
     const int64_t rows = std::min<int64_t>(shape.rows, plan.cut->most_rows);
     shape.logits -= shape.rows - rows;
     shape.rows = shape.kept = rows;
   }
-  if (records() && shape.streams > 1) widen(shape);
+  fit(shape);
+  return shape;
+}
+
+// Counts become capacities.
+void Round::fit(Shape& shape) const {
+  if (records()) widen(shape);
   for (int64_t* count : {&shape.drafts, &shape.streams, &shape.rows, &shape.kept}) *count = ops_.capacity(*count);
   shape.rows = std::min(shape.rows, limits_.max_rows);
   shape.kept = std::min(shape.kept, limits_.max_rows);
   shape.drafts = std::min(shape.drafts, limits_.max_streams);
   shape.streams = std::min(shape.streams, limits_.max_streams);
   shape.logits = std::min(shape.scored + ops_.capacity(shape.logits - shape.scored), limits_.max_rows);
-  // As many as a lone stream has rows: fewer shapes are recorded.
-  if (shape.candidates > 1) shape.candidates = std::min(ops_.capacity(shape.candidates + 1), max_candidates_);
-  return shape;
+  if (shape.candidates > 1) shape.candidates = std::min(ops_.capacity(shape.candidates), max_candidates_);
+}
+
+bool Round::recorded(int64_t streams, int64_t tree_nodes, int64_t room) const {
+  Shape shape;
+  shape.streams = streams;
+  shape.drafts = tree_nodes > 0 ? streams : 0;
+  shape.depths = tree_nodes > 0 ? max_depths() : 0;
+  shape.candidates = tree_nodes;
+  shape.cut = tree_nodes > 0;
+  shape.rows = shape.logits = shape.kept = room;
+  fit(shape);
+  return is_recorded(shape.key(Work::round));
 }
 
 int64_t Round::wide_streams(int64_t streams) const { return records() && streams > 1 ? coarse(streams) : streams; }
@@ -63,9 +80,10 @@ int64_t Round::room(int64_t streams, int64_t nodes, int64_t other_rows) const {
 // as some rounds. What is too much costs next to nothing: only live rows are worked on.
 void Round::widen(Shape& shape) const {
   constexpr int64_t kFewest = 16;   // candidates: most trees need no more
+  if (shape.candidates > 1) shape.candidates = std::max(kFewest, coarse(shape.candidates));
+  if (shape.streams < 2) return;
   shape.streams = coarse(shape.streams);
   if (shape.drafts > 0) shape.drafts = shape.streams;
-  if (shape.candidates > 1) shape.candidates = std::max(kFewest, coarse(shape.candidates + 1)) - 1;
   shape.rows = coarse(shape.rows);
   shape.kept = coarse(shape.kept);
   shape.logits = shape.scored + coarse(shape.logits - shape.scored);

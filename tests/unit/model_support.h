@@ -37,8 +37,8 @@ inline std::string models_directory() {
 class Bundled {
  public:
   // `n_streams`: as many streams of kMaxContext tokens have pages.
-  explicit Bundled(int threads, int64_t n_streams = 2)
-      : ops(make_test_ops(threads)), n_streams_(n_streams) {
+  explicit Bundled(int threads, int64_t n_streams = 2) : Bundled(make_test_ops(threads), n_streams) {}
+  Bundled(std::unique_ptr<Ops> its_ops, int64_t n_streams) : ops(std::move(its_ops)), n_streams_(n_streams) {
     const std::string model = models_directory() + "tiny-k2", draft = models_directory() + "tiny-k2-dflash";
     const DraftConfig draft_config = load_draft_config(draft);
     target = std::make_unique<Kimi>(*ops, load_model_config(model), WeightReader(Checkpoint::open(model), *ops), kMaxRows, kMaxContext,

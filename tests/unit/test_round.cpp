@@ -6,6 +6,7 @@
 #include <random>
 
 #include "model_support.h"
+#include "ops/forwarding_ops.h"
 
 using namespace kdt;
 using namespace kdt::test;
@@ -268,4 +269,55 @@ TEST_CASE("streams whose rounds alternate do not see each other") {
     CHECK(decode(model, a, tree_plan(16)) == a_alone[i]);
     CHECK(decode(model, b, tree_plan(16)) == b_alone[i]);
   }
+}
+
+namespace {
+
+// Capacities as of a backend that records, and whether it is to record the last work.
+class Recorder final : public ForwardingOps {
+ public:
+  using ForwardingOps::ForwardingOps;
+  int64_t capacity(int64_t rows) const override { return rows <= 8 ? rows : (rows + 7) / 8 * 8; }
+  void submit(const SubmitKey* key, const std::function<void()>& work) override {
+    records = key != nullptr;
+    real_->submit(key, work);
+  }
+  bool records = false;
+};
+
+}  // namespace
+
+TEST_CASE("a round is recorded when its shape comes for the fifth time, or at once when that is asked for; its tokens stay") {
+  Random random(5);
+  auto backend = std::make_unique<Recorder>(make_test_ops(2));
+  Recorder& recorder = *backend;
+  Bundled model(std::move(backend), 2), other(2);
+  Round& round = *model.round;
+  const Ids prompt = random.tokens(70, model.vocab());
+  Stream stream = model.stream(0), same = other.stream(0);
+  model.prefill(stream, prompt, 512, false, true);
+  other.prefill(same, prompt, 512, false, true);
+  const auto run = [&](int64_t budget, bool record) {
+    DecodeTask task{&stream, budget > 0 ? tree_plan(budget) : DecodePlan{}};
+    const RoundResult result = round.run({{&task, 1}, {}, nullptr, false, record}, model.time);
+    const DecodeResult& decoded = result.decode[0];
+    for (size_t at = 0; at < decoded.tokens.size();) {   // one by one
+      const auto next = decode(other, same, {}).committed;
+      REQUIRE(next.size() == 1);
+      CHECK(next[0] == decoded.tokens[at++]);
+    }
+    return result.usual;
+  };
+  for (int i = 0; i < 7; ++i) {
+    CHECK(round.recorded(1, 0, 1) == (i > 4));
+    CHECK(run(0, false) == (i > 4));
+    CHECK(recorder.records == (i > 3));
+  }
+  CHECK(!round.recorded(1, 4, 5));
+  CHECK(!run(4, true));
+  CHECK(recorder.records);
+  CHECK(round.recorded(1, 4, 5));
+  CHECK(run(4, false));
+  CHECK(!round.recorded(1, 4, 6));
+  CHECK(round.recorded(1, 7, 5));   // a larger tree, cut to as much room
 }
