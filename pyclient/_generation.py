@@ -112,7 +112,7 @@ class Generation:
       first_token_ms=out.first_token_ms,
       accepted_by_depth=[out.accepted_by_depth[i] for i in range(out.n_depths)],
       finish_reason=api.text(lib.kdt_finish_name(out.finish_reason)),
-      stop_reason=api.text(out.stop_string) or (out.stop_token if out.stop_token >= 0 else None),
+      stop_reason=self._stop_reason(out),
       seed=out.seed,
       timings_ms={api.text(lib.kdt_stage_name(i)): out.timings_ms[i] for i in range(lib.KDT_N_STAGES)},
       cached_tokens=out.cached_tokens,
@@ -125,6 +125,12 @@ class Generation:
       top_logprobs=[token.top_logprobs or {} for token in self._tokens] if self._logprobs else None,
       prompt_logprobs=[token.logprob for token in self._prompt] if self._prompt_logprobs else None,
       prompt_top_logprobs=[token.top_logprobs or {} for token in self._prompt] if self._prompt_logprobs else None)
+
+  def _stop_reason(self, out: Any) -> int | str | None:
+    api, lib = self._api, self._api.lib
+    if out.finish_reason == lib.KDT_FINISH_CANCELLED:   # the message is there when the timeout did it
+      return "timeout" if api.text(out.error) else None
+    return api.text(out.stop_string) or (out.stop_token if out.stop_token >= 0 else None)
 
 
 def _given(logprob: float | None) -> float:

@@ -18,67 +18,93 @@ _MAX_SECONDS = (2**31 - 1) // 1000   # the library takes milliseconds as int32_t
 
 
 class SamplingOptions(TypedDict, total=False):
-  """The keyword arguments of every way to generate. Each has a default."""
+  """The keyword arguments of every way to generate. Each has a default; what is out of range is an InvalidArgument.
+
+  Length
+    max_tokens           Tokens to generate, at least 1 (0 may stand beside prompt_logprobs); prompt + max_tokens must
+                         fit the context. Default 128.
+    min_tokens           Stop tokens and stop strings do not end the text before this many: 0 to max_tokens. Default 0.
+    stop                 A string or several that end the text and do not appear in it: up to 32, each 1 to 1024 bytes
+                         of UTF-8. Default None.
+    stop_token_ids       Further ids that end the text, ignore_eos or not; up to 256. Default None.
+    ignore_eos           True: the model's stop tokens are ordinary ones. Default False.
+    timeout              Seconds from submit, above 0 and up to 2147483, after which the generation is cancelled: its
+                         result has stop_reason "timeout". Default None: no limit.
+
+  Choice of tokens
+    temperature          0 to 100; 0, the default, is greedy.
+    top_p                In (0, 1]. Default 1: off.
+    top_k                At least 0. Default 0: off.
+    min_p                In [0, 1]. Default 0: off.
+    seed                 0 to 2^64 - 1. Equal settings and seed give equal text. Default None: a random one, returned in
+                         the result.
+    choice               0 to 2^32 - 1: which of several answers to one prompt this is, by other noise from the same
+                         seed. Default 0.
+    repetition_penalty   In (0, 10]: logits of tokens in prompt or output are divided by it (or multiplied, when
+                         negative). Default 1: off.
+    presence_penalty     In [-2, 2]: taken off the logits of tokens in the output. Default 0.
+    frequency_penalty    In [-2, 2]: that times their count in the output. Default 0.
+    logit_bias           Token ids and what is added to their logits, each in [-100, 100]; up to 1024. Default None.
+
+  What is reported
+    skip_special_tokens  True: special tokens of the answer have no text. Default False: it is their name.
+    logprobs             0 to 20: every token has its log-probability, and this many of the most probable tokens.
+                         Default None: none.
+    prompt_logprobs      0 to 20: the same for the tokens of the prompt, in the result alone. Default None: none.
+
+  Speed, which changes no token
+    speculate            "auto", the default, "off", "chain" or "tree". Without a drafter "auto" is "off", and "chain"
+                         and "tree" are errors.
+    budget               Draft nodes per round without the root, 1 to the session's max_budget. Default None: 16 for
+                         "tree", the drafter's block - 1 for "chain", 63 for "auto", which never uses more.
+    spine                True: a tree always contains the drafter's best chain, counted inside the budget. Default
+                         False.
+    ranking              How candidates of a tree are ranked at temperature > 0: "plain", by the drafter's probability,
+                         "noise", by it and the noise that the target samples with, or "auto", the default.
+    priority             Any int32: lower is admitted earlier and preempted later; equal ones go in the order submitted.
+                         Default 0.
+  """
 
   max_tokens: int
-  """Tokens to generate, at least 1 (0 may stand beside prompt_logprobs); prompt + max_tokens must fit the context.
-  Default 128."""
   min_tokens: int
-  """Stop tokens and stop strings do not end the text before this many tokens. Default 0."""
   temperature: float
-  """0, the default, is greedy."""
   top_p: float
-  """In (0, 1]. Default 1."""
   top_k: int
-  """Default 0: off."""
   min_p: float
-  """In [0, 1]. Default 0."""
   seed: int | None
-  """0 to 2^64 - 1; None, the default: a random one, returned in the result. Equal settings and seed give equal text."""
   choice: int
-  """Which of several answers to one prompt this is: other noise from the same seed. Default 0."""
   repetition_penalty: float
-  """In (0, 10]: logits of tokens in prompt or output are divided by it (or multiplied, when negative). Default 1."""
   presence_penalty: float
-  """In [-2, 2]: taken off the logits of tokens in the output. Default 0."""
   frequency_penalty: float
-  """In [-2, 2]: that times their count in the output. Default 0."""
   logit_bias: Mapping[int, float] | None
-  """Token ids and what is added to their logits, each in [-100, 100]; up to 1024."""
   stop: str | Sequence[str] | None
-  """Strings that end the text and do not appear in it: up to 32, each 1 to 1024 bytes of UTF-8."""
   stop_token_ids: Sequence[int] | None
-  """Further ids that end the text, ignore_eos or not; up to 256."""
   ignore_eos: bool
-  """The model's stop tokens are ordinary ones. Default False."""
   skip_special_tokens: bool
-  """Special tokens of the answer have no text. Default False: it is their name."""
   logprobs: int | None
-  """None, the default: none. 0 to 20: every token has its log-probability and this many of the most probable ones."""
   prompt_logprobs: int | None
-  """The same for the tokens of the prompt, in the result alone."""
   speculate: Speculate
-  """"auto", the default, "off", "chain" or "tree"; changes the speed alone, no token. Without a drafter "auto" is
-  "off"."""
   budget: int | None
-  """Draft nodes per round without the root; None, the default: the mode's own."""
   spine: bool
-  """A tree always contains the drafter's best chain, counted inside the budget. Default False."""
   ranking: Ranking
-  """How candidates are ranked at temperature > 0. Default "auto"."""
   priority: int
-  """Lower is admitted earlier and preempted later. Default 0; equal ones go in the order submitted."""
   timeout: float | None
-  """Seconds from submit after which the generation is cancelled. None, the default: no limit."""
 
 
 class GenerateOptions(SamplingOptions, total=False):
-  """`SamplingOptions` and how the prompt is meant."""
+  """The keyword arguments of generate, stream, agenerate and astream: how the prompt is meant, and `SamplingOptions`.
+
+  Prompt
+    chat                 True: the prompt is one user turn in the model's chat format. Default False.
+    thinking             With chat, whether the answer opens with reasoning. Default None: the model's default.
+  """
 
   chat: bool
-  """The prompt is one user turn in the model's chat format. Default False."""
   thinking: bool | None
-  """With chat: whether the answer opens with reasoning. None: the model's default."""
+
+
+if GenerateOptions.__doc__ and SamplingOptions.__doc__:   # neither is there under python -OO
+  GenerateOptions.__doc__ = GenerateOptions.__doc__.rstrip() + "\n\n" + SamplingOptions.__doc__.split("\n\n", 1)[1]
 
 
 def request_options(

@@ -42,9 +42,10 @@ class Result:
   accepted_by_depth: list[int]
   """i-th: rounds that accepted depth i + 1 of the draft."""
   finish_reason: str
-  """"stop", "length", "cancelled" (also by timeout) or "error"."""
+  """"stop", "length", "cancelled" (stop_reason tells by what) or "error"."""
   stop_reason: int | str | None
-  """The token id or the stop string that ended the text; None when neither did."""
+  """With finish_reason "stop" the token id or the stop string that ended the text; with "cancelled" the string "timeout"
+  when `timeout` ended it; else None."""
   seed: int
   """The seed given, or the one that was drawn."""
   timings_ms: dict[str, float]

@@ -58,6 +58,10 @@ class Stream(Iterator[Token]):
     """Asks the generation to stop; it ends with finish reason "cancelled" within one round. Harmless after the end."""
     self._generation.cancel()
 
+  def close(self) -> None:
+    """What leaving `with` does, for contextlib.closing and the like. Harmless after the end."""
+    self.__exit__()
+
   @property
   def result(self) -> Result:
     """The result; RuntimeError before the stream has ended."""

@@ -288,7 +288,7 @@ typedef struct kdt_result {
   int64_t n_depths;             /* length of accepted_by_depth */
   const int64_t *accepted_by_depth;  /* i-th: rounds that accepted depth i + 1. Borrowed until the request's destroy */
   double timings_ms[8];         /* by KDT_STAGE_* */
-  const char *error;            /* the message when finish_reason is ERROR, else "". Borrowed until the request's destroy */
+  const char *error;            /* when ERROR, or CANCELLED by timeout_ms: the message; else "". Borrowed until the request's destroy */
   int64_t cached_tokens;        /* prompt tokens whose KV came from the prefix cache */
   int64_t preemptions;          /* times its pages were taken and recomputed */
   double queue_ms;              /* from submit until first admitted */

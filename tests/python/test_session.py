@@ -1,13 +1,15 @@
 """pyclient.Session on the bundled model: results and streams, tokens, logits, figures."""
 
+import contextlib
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
 
 from conftest import golden
-from pyclient import Session, Stream, Token
+from pyclient import GenerateOptions, SamplingOptions, Session, Stream, Token
 
 PROMPT = "def add(a, b):\n"
 STAGES = ["prefill", "draft", "build", "verify", "sample", "accept", "commit", "emit"]
@@ -100,6 +102,19 @@ def test_result_of_a_running_stream_is_an_error(session):
   with session.stream(PROMPT, max_tokens=8) as stream:
     with pytest.raises(RuntimeError, match="still runs"):
       stream.result
+
+
+def test_closing_a_stream_ends_it(session):
+  with contextlib.closing(session.stream(PROMPT, max_tokens=500, ignore_eos=True)) as stream:
+    next(stream)
+  assert stream.result.finish_reason == "cancelled" and list(stream) == []
+  stream.close()
+
+
+def test_help_describes_every_setting():
+  for options in (SamplingOptions, GenerateOptions):
+    described = re.findall(r"^    (\w+) {2,}\S", options.__doc__, re.MULTILINE)
+    assert sorted(described) == sorted(options.__optional_keys__)
 
 
 # ---------------------------------------------------------------------------------------- tokens, logits, figures

@@ -50,7 +50,11 @@ def test_min_tokens_puts_the_end_off(session, plain):
 
 def test_a_timeout_cancels(session):
   result = session.generate(PROMPT, max_tokens=3000, ignore_eos=True, speculate="off", timeout=0.05)
-  assert result.finish_reason == "cancelled" and len(result.token_ids) < 3000
+  assert (result.finish_reason, result.stop_reason) == ("cancelled", "timeout") and len(result.token_ids) < 3000
+  for timeout in (None, 300):
+    with session.stream(PROMPT, max_tokens=3000, ignore_eos=True, timeout=timeout) as stream:
+      next(stream)
+    assert (stream.result.finish_reason, stream.result.stop_reason) == ("cancelled", None)
   assert session.generate(PROMPT, max_tokens=2, ignore_eos=True, timeout=300).finish_reason == "length"
 
 
