@@ -68,6 +68,21 @@ def test_ctrl_c_says_how_to_go_on(checkout):
   assert b"interrupted; the same command goes on" in said and b"error" not in said
 
 
+def test_ctrl_c_on_the_tests_names_the_stage(checkout):
+  shutil.copy(ROOT / "tools/test", checkout / "tools/test")
+  executable(checkout / "tools/setup", "#!/bin/bash\ntrap 'exit 2' INT\ntouch begun\nsleep 60\n")
+  with subprocess.Popen([checkout / "tools/test"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=checkout,
+                        start_new_session=True) as process:
+    for _ in range(600):
+      if (checkout / "begun").exists():
+        break
+      time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=30)
+  assert process.returncode == 130
+  assert b"==== interrupted in: set-up after" in said and b"FAILED" not in said
+
+
 def test_settings_are_a_reason_to_build(checkout):
   builds = [setup(checkout, *arguments)[1] for arguments in
             (["--cpu"], ["--cpu"], [], [], ["--tests"], ["--cpu"], ["--tests"], ["--tests"], [])]
