@@ -11,15 +11,13 @@
 //
 // Fold starts with absorb: rows and page tables were written long before, so a block knows its first item, and has asked for the
 // pages it needs, when absorb has ended. It reads neither pages nor scratch until then: the kernel before absorb may write them.
+#include "cuda/latent_few.cuh"
 #include "cuda/latent_many.cuh"
 #include "cuda/latent_means.cuh"
 #include "cuda/latent_narrow.cuh"
 
 namespace kdt::cuda {
 namespace {
-
-// So many queries and fewer go the narrow way even where there is the wide one: a tile takes less time with eight.
-constexpr int64_t kFewQueries = 8;
 
 // Queries of a block for so many: the fewer, the sooner there is room for the next kernel's blocks beside it.
 FoldShape shape_for(int64_t queries, int64_t query_dims, int64_t limit) {
@@ -66,8 +64,8 @@ void run_wide(cudaStream_t stream, void (*kernel)(WideFold), const WideFold& fol
                      fold);
 }
 
-// Of 32 rows each: trees of up to 128 nodes are sooner done in so many than in one of many_fold_kernel.
-constexpr int64_t kMostWidePasses = 4;
+// Rows of a pass of wide_fold_kernel: trees of up to so many nodes are sooner done by it than by many_fold_kernel.
+constexpr int64_t kMostWideRows = 128;
 
 // The most rows of a pass of many_fold_kernel, and what it keeps for each.
 int64_t many_row_bytes(int64_t n_heads, int64_t max_context) {
@@ -85,6 +83,7 @@ void merge_wide(cudaStream_t stream, const Merge& merge, bf16* queries, int64_t 
   if (n <= 2) run_merge<4, 1, 1>(stream, merge);
   else if (n <= 8) run_merge<4, 1, 4>(stream, merge);
   else if (n <= 32) run_merge<4, 2, 4>(stream, merge);
+  else if (n <= 64) run_merge<4, 4, 4>(stream, merge);
   else merge_many(stream, {merge, queries, static_cast<int32_t>(query_dims)});
 }
 
@@ -105,16 +104,15 @@ void CudaOps::mla_attention(const MlaAttentionArgs& args) {
   const bool small = args.kv_lora <= kSmallValueDims;
   const bool hopper = key_dims == kWideDims && value_tiles == kWideValueTiles && is_hopper("wide_fold_kernel", wide_fold_kernel) &&
                       std::max(kWideBytes, kManyBytes) <= static_cast<int64_t>(shared_limit_);
-  const bool many = hopper && rows.n.most > kMostWidePasses * kWarp;
+  const bool many = hopper && rows.n.most > kMostWideRows;
   int64_t at_once = std::min(rows.n.most, pass_rows(heads, key_dims, args.max_context));
   if (many) {                     // passes alike
     const int64_t passes = divide_up(rows.n.most, many_pass_rows(heads, args.max_context));
     at_once = std::min(rows.n.most, round_up(divide_up(rows.n.most, passes), kWarp));
   }
-  const bool wide = many || (hopper && at_once * heads > kFewQueries);
-  if (wide && !many) at_once = std::min<int64_t>(at_once, kWarp);   // a lane of wide_fold_kernel knows a row
-  const FoldShape shape = wide ? FoldShape{kColumns, 2, many ? kManyBytes : kWideBytes}
-                               : shape_for(at_once * heads, query_dims, static_cast<int64_t>(shared_limit_));
+  const bool few = at_once * heads <= kFewColumns;   // a tile takes less time with eight queries
+  const FoldShape shape = hopper ? FoldShape{few ? kFewColumns : kColumns, 2, many ? kManyBytes : kWideBytes}
+                                 : shape_for(at_once * heads, query_dims, static_cast<int64_t>(shared_limit_));
   const int64_t head_blocks = divide_up(heads, shape.columns), item_heads = divide_up(heads, head_blocks);
   const int64_t group_rows = shape.columns / item_heads;
   const int64_t n_segments = LatentSegments::count(args.max_context);
@@ -148,12 +146,13 @@ void CudaOps::mla_attention(const MlaAttentionArgs& args) {
                       n32(args.v_head), static_cast<bf16*>(args.out) + first * heads * args.v_head};
     const int64_t a_multiprocessor = 2 * (shape.bytes + 1024) <= static_cast<int64_t>(shared_limit_) ? 2 : 1;
     const int64_t blocks = std::min(n_sms_ * a_multiprocessor, n * n_segments * head_blocks);
-    if (wide) {
+    if (hopper) {
       const int64_t query_bytes = query_dims * 2;
       const WideFold wide_fold{
           tensor_map(args.pages, {key_dims, kTile, int64_t{1} << 31}, {fold.row_bytes, fold.page_stride}, {kTile, 1}),
           tensor_map(queries, {query_dims, heads, n}, {query_bytes, heads * query_bytes}, {item_heads, group_rows}), fold};
-      run_wide(stream_, many ? many_fold_kernel : wide_fold_kernel, wide_fold, blocks, shape.bytes);
+      const auto kernel = many ? many_fold_kernel : few ? few_fold_kernel : wide_fold_kernel;
+      run_wide(stream_, kernel, wide_fold, blocks, shape.bytes);
     } else if (small) {
       run_fold<1>(stream_, fold, blocks, shape.bytes);
     } else {

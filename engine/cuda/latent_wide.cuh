@@ -1,5 +1,6 @@
-// The fold of latent attention on sm_90a for several queries of an item, of 512 + 64 dims, in passes of up to 32 rows: queries are the
-// 64 rows of wgmma, so a warp has whole rows of scores, and their weights are an operand where they are.
+// The fold of latent attention on sm_90a for several queries of an item, of 512 + 64 dims: queries are the 64 rows of wgmma, so a
+// warp has whole rows of scores, and their weights are an operand where they are. Items are those of 32 rows, a lane each, then
+// those of the next 32.
 //
 // A block is three warpgroups. One brings queries and tiles of keys; the other two hold one half each of the value dims of all
 // queries. Tiles go by turns: the first scores and weighs even tiles, the second odd ones, each while the other is busy; of a tile
@@ -292,6 +293,9 @@ class Bringer {
  public:
   __device__ Bringer(const WideFold& p, const WideMemory& memory, WideShared& shared) : p_(p), memory_(memory), shared_(shared) {}
 
+  // Rows of items begin at this one of the pass from here on.
+  __device__ void rows_from(int first_row) { first_row_ = first_row; }
+
   __device__ void tile(const Item& item, int64_t pages, int t) {
     const int slot = t % 2, first = item.begin + t * kTile, seen = min(item.end - first, kTile);
     const int in_page = min(max(item.visible - first, 0), seen);
@@ -324,14 +328,14 @@ class Bringer {
     const int column = thread() % kColumns, row = item.first + column / p.heads;
     const int head = p.heads * item.head_block + column % p.heads, sees = end(row);
     const bool seen = column < item.n * p.heads && head < p.n_heads && sees > 0;
-    shared_.end[column] = seen ? sees : 0, shared_.column[column] = seen ? row * p.n_heads + head : -1;
+    shared_.end[column] = seen ? sees : 0, shared_.column[column] = seen ? (first_row_ + row) * p.n_heads + head : -1;
     if (thread() > 0) return barrier_arrive(&shared_.queries_full);
     shared_.begin = item.begin, shared_.n_tiles = n_tiles, shared_.segment = item.segment;
     barrier_arrive(&shared_.queries_full, kDimGroups * p.heads * p.group_rows * 128);
 #pragma unroll
     for (int group = 0; group < kDimGroups; ++group)
-      bring_box(memory_.queries() + group * kGroupBytes, p_.queries, group * 64, p.heads * item.head_block, item.first,
-                &shared_.queries_full);
+      bring_box(memory_.queries() + group * kGroupBytes, p_.queries, group * 64, p.heads * item.head_block,
+                first_row_ + item.first, &shared_.queries_full);
   }
   __device__ void done() {
     if (items_ > 0) barrier_wait(&shared_.queries_empty, (items_ - 1) % 2);
@@ -355,7 +359,7 @@ class Bringer {
     const MlaFold& p = p_.fold;
     int node[4] = {};                   // of the thread's rows, where they are not in a page
     if (in_page < seen) {
-      int ancestor = p.pass.first + item.first, at = item.own - first;
+      int ancestor = p.pass.first + first_row_ + item.first, at = item.own - first;
       for (; at >= seen; --at) ancestor = p.pass.parent[ancestor];
       for (; at >= in_page; --at) {
 #pragma unroll
@@ -381,14 +385,11 @@ class Bringer {
   const WideMemory& memory_;
   WideShared& shared_;
   const int chunk_ = thread() % 8, row_ = thread() / 8;
-  int used_[2] = {}, items_ = 0, turn_ = 0;
+  int used_[2] = {}, items_ = 0, turn_ = 0, first_row_ = 0;
 };
 
-// A lane knows a row of the pass.
 __device__ inline void bring(const WideFold& wide, const WideMemory& memory, WideShared& shared) {
   const MlaFold& p = wide.fold;
-  const LanePlan plan = plan_of_lane(p.pass, p.group_rows, p.streams);
-  const int n_items = plan.plan.n_items * p.head_blocks;
   Bringer bringer(wide, memory, shared);
   bool begun = false;             // the kernel before has ended
   const auto begin = [&] {
@@ -396,31 +397,36 @@ __device__ inline void bring(const WideFold& wide, const WideMemory& memory, Wid
     let_next_start();
     begun = true;
   };
-  for (int number = blockIdx.x; number < n_items; number = bringer.next()) {
-    Item item;
-    item.head_block = number % p.head_blocks;
-    int end = 0;                  // of the lane's row
-    const bool found = find_item(plan, p.group_rows, number / p.head_blocks, item, end);
-    const int n_tiles = found ? static_cast<int>(divide_up(item.end - item.begin, kTile)) : 0;
-    const int64_t pages = found ? pages_of(item) : 0;
-    if (!begun) {
-      if (found && threadIdx.x < kWarp) ask_for_pages(p, item, pages);
-      begin();
+  int number = blockIdx.x, before = 0;   // items of earlier rows
+  for (int first_row = 0; first_row < p.pass.rows; first_row += kWarp) {
+    Pass pass = p.pass;
+    pass.first += first_row, pass.rows = min(kWarp, p.pass.rows - first_row);
+    const LanePlan plan = plan_of_lane(pass, p.group_rows, p.streams);
+    const int n_items = plan.plan.n_items * p.head_blocks;
+    bringer.rows_from(first_row);
+    for (; number < before + n_items; number = bringer.next()) {
+      Item item;
+      const int of_rows = number - before;
+      item.head_block = of_rows % p.head_blocks;
+      int end = 0;                // of the lane's row
+      const bool found = find_item(plan, p.group_rows, of_rows / p.head_blocks, item, end);
+      const int n_tiles = found ? static_cast<int>(divide_up(item.end - item.begin, kTile)) : 0;
+      const int64_t pages = found ? pages_of(item) : 0;
+      if (!begun) {
+        if (found && threadIdx.x < kWarp) ask_for_pages(p, item, pages);
+        begin();
+      }
+      if (!found) continue;
+      bringer.queries(item, n_tiles, [&](int row) { return __shfl_sync(0xffffffffu, end, row % kWarp); });
+      for (int t = 0; t < n_tiles; ++t) bringer.tile(item, pages, t);
     }
-    if (!found) continue;
-    bringer.queries(item, n_tiles, [&](int row) { return __shfl_sync(0xffffffffu, end, row % kWarp); });
-    for (int t = 0; t < n_tiles; ++t) bringer.tile(item, pages, t);
+    before += n_items;
   }
   if (!begun) begin();
   bringer.done();
 }
 
-__global__ void __launch_bounds__(kWideThreads, 1) wide_fold_kernel(const __grid_constant__ WideFold wide) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  extern __shared__ __align__(1024) std::byte memory_bytes[];
-  const MlaFold& p = wide.fold;
-  const WideMemory memory{shared_address(memory_bytes)};
-  auto& shared = *reinterpret_cast<WideShared*>(memory_bytes + 3 * kSlotBytes);
+__device__ inline void begin_turns(WideShared& shared) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       barrier_init(&shared.full[i], kGroupThreads);
@@ -432,6 +438,15 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_fold_kernel(const __grid
     fence_shared();               // for the copy engine
   }
   __syncthreads();
+}
+
+__global__ void __launch_bounds__(kWideThreads, 1) wide_fold_kernel(const __grid_constant__ WideFold wide) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) std::byte memory_bytes[];
+  const MlaFold& p = wide.fold;
+  const WideMemory memory{shared_address(memory_bytes)};
+  auto& shared = *reinterpret_cast<WideShared*>(memory_bytes + 3 * kSlotBytes);
+  begin_turns(shared);
   const int group = warpgroup();
   if (group == 0) {
     give_registers<72>();

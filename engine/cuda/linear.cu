@@ -1,7 +1,7 @@
 // Products with BF16 weights. Few rows: weights are read once, at the memory's speed, whatever the number of rows.
 //
-// Up to sixteen rows are for linear_few.cu and many for linear_many.cu, where they take them. Here a block owns two to five tiles
-// of outputs for up to 64 rows. Its eight warps share out the inputs, in contiguous ranges of K steps; where tiles are few, up to
+// Up to sixteen rows are for linear_few.cu, up to 64 or 128 for linear_some.cu and many for linear_many.cu, where they take them. Here
+// a block owns two to five tiles of outputs for up to 64 rows. Its eight warps share out the inputs, in contiguous ranges of K steps; where tiles are few, up to
 // eight blocks of a cluster share them out further. How they are shared out depends on the shape of the weight alone, every warp
 // adds up its steps in ascending order, and the sums are added in the order of warps, then of blocks: an output has the same bits
 // whoever else is in the pass, and whichever variant of the kernel runs.
@@ -256,6 +256,7 @@ void dense(cudaStream_t stream, const DenseArgs& args) {
   const bool gated = args.kind == DenseOut::swiglu;
   const int64_t tiles = product.tiles, steps = product.steps, ranks = product.ranks;
   if (few_rows(stream, product, shared_limit())) return;
+  if (some_rows(stream, product, shared_limit())) return;
   if (takes_many_rows(product, shared_limit())) return many_rows(stream, product);
   const auto run = [&](auto variant) { variant(stream, product, ranks); };
   // More tiles a block: fewer reads of activations. Fewer: more blocks. Where a block fills a multiprocessor, clusters of four

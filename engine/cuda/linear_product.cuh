@@ -61,6 +61,8 @@ __device__ inline uint2 shared8(uint32_t from) {
 // The product for few rows, of shapes that it is for, where a block has so much shared memory; false: it is for linear.cu's own
 // kernel, with the same bits.
 bool few_rows(cudaStream_t stream, const Product& product, int64_t shared_limit);
+// The same for more rows, up to about a hundred.
+bool some_rows(cudaStream_t stream, const Product& product, int64_t shared_limit);
 // The same for many rows: whether it is for a product, and the product.
 bool takes_many_rows(const Product& product, int64_t shared_limit);
 void many_rows(cudaStream_t stream, const Product& product);

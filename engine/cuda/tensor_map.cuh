@@ -1,5 +1,5 @@
 // Tensor maps: what the copy engine of sm_90 needs to bring boxes of BF16 from memory to shared memory, in rows of 128 bytes with
-// their chunks swapped about as wgmma wants them, or in rows of 512 as they lie.
+// their chunks swapped about as wgmma wants them, in rows of 64 with theirs swapped about by pairs of rows, or in rows of 512 as they lie.
 #pragma once
 
 #include <cuda.h>
@@ -11,7 +11,7 @@
 
 namespace kdt::cuda {
 
-constexpr int64_t kSwappedRow = 64, kPlainRow = 256;   // elements
+constexpr int64_t kSwappedRow = 64, kHalfSwappedRow = 32, kPlainRow = 256;   // elements
 
 // The map of a tensor of three dims, the first contiguous, and of its boxes of `row` elements x box[0] x box[1]. Strides in bytes,
 // multiples of 16. Elements outside are read as zeros.
@@ -34,7 +34,9 @@ inline CUtensorMap tensor_map(const void* data, std::initializer_list<int64_t> s
   CUtensorMap map;
   const CUresult made = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(data), size, stride, of_box, step,
                                CU_TENSOR_MAP_INTERLEAVE_NONE,
-                               row == kSwappedRow ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+                               row == kSwappedRow       ? CU_TENSOR_MAP_SWIZZLE_128B
+                               : row == kHalfSwappedRow ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                        : CU_TENSOR_MAP_SWIZZLE_NONE,
                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (made != CUDA_SUCCESS) fail(Status::internal, "tensor_map", std::to_string(made), "success");
   return map;

@@ -257,7 +257,7 @@ void bench_experts(Bench& bench) {
 void bench_attention(Bench& bench) {
   if (!bench.wants("mla_attention")) return;
   for (int64_t context : {1024, 8192, 32768}) {
-    bench_mla(bench, context, 1, {1, 16});
+    bench_mla(bench, context, 1, {1, 16, 64});
     bench.forget_memory();
   }
   for (int64_t context : {1024, 32768}) {

@@ -97,7 +97,7 @@ def test_linear_of_many_rows(backends, n_out, n_in):
   """A row alone and among as many as have kernels of their own, the values of a row of any size."""
   rng = np.random.default_rng(n_out + n_in)
   bits, values = bf16_matrix(rng, n_out, n_in)
-  for n in (127, 129, *((128, 200, 400) if backends.bf16 else ()), *((2048,) if backends.bf16 and n_in < 2000 else ())):
+  for n in (127, 129, *((24, 50, 64, 128, 200, 400) if backends.bf16 else ()), *((2048,) if backends.bf16 and n_in < 2000 else ())):
     x, initial = backends.normal(rng, n, n_in, scale=2.0 ** rng.integers(-40, 40, (n, n_in))), backends.normal(rng, n, n_out)
     x[1::2] = backends.normal(rng, n // 2, n_in)
     run = lambda backend, weight, rows: (backend.linear(x[rows], weight, n_out), backend.logits(x[rows], weight, n_out),
