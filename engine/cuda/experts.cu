@@ -14,50 +14,27 @@
 // Order of sums, whoever shares a pass: the inputs of gate and up are cut into 4 or 16 slices by their number alone. A
 // slice is one chain of mma.sync, inputs ascending; slices are added ascending in fours, then the fours. Where items
 // are few every four has a block of its own (`splits`) and step 2 adds them up; where they are many a warp takes four
-// slices one after the other. Down is one chain over all inputs. Of many rows, steps 1 and 2 are for experts_many.cu where it takes them.
+// slices one after the other. Down is one chain over all inputs. Of many rows, steps 1 and 2 are for experts_many.cu where it takes
+// them, and of a few all three for experts_few.cu.
 #include "base/error.h"
-#include "cuda/experts_int4.cuh"
+#include "cuda/experts_few.cuh"
 #include "cuda/experts_many.cuh"
+#include "cuda/experts_shapes.cuh"
 #include "cuda/linear_product.cuh"
 
 namespace kdt::cuda {
 namespace {
 
-constexpr int64_t kSplitInputs = 4096;   // gate and up of so many inputs have four times the slices
-constexpr int kSplits = 4, kLogSplits = 2;
-constexpr int kLogWarps = 2;             // of kExpertWarps
 constexpr int kStages = 4;               // of a warp's ring of weights
 constexpr int kWideTokens = 32;
 constexpr int64_t kFewItems = 40;        // of which every four slices have a block
 constexpr int64_t kWideFrom = 6;         // pairs an expert, from which items have up to 32
-constexpr int64_t kMostAsked = 8 << 20;  // of the shared expert's down
 constexpr int64_t kManyFrom = 10;        // … from which experts_many.cu has kernels for them
 constexpr int kCombineThreads = 128;
 constexpr size_t kMostShared = 99 << 10; // of a block, on any device
 
 // Stages of a ring that holds tokens, too.
 __host__ __device__ constexpr int stages_with(int64_t groups) { return groups == 1 ? kStages : 3; }
-
-struct Int4Shape {
-  int32_t n_out, tiles, groups, stages;
-  int32_t spread;                        // inputs of a group of 32 that exist
-  explicit Int4Shape(const Matrix& m)
-      : n_out(static_cast<int32_t>(m.n_out)),
-        tiles(static_cast<int32_t>(divide_up(m.n_out, kTileOutputs))),
-        groups(static_cast<int32_t>(m.n_in / std::min(m.group_size, kTileGroup))),
-        stages((groups + 1) / 2),
-        spread(static_cast<int32_t>(std::min(m.group_size, kTileGroup))) {}
-};
-
-struct DenseShape {
-  const std::byte* fragments;
-  int32_t tiles, steps, stages;
-  DenseShape(const Matrix& m, int64_t tiles)
-      : fragments(static_cast<const std::byte*>(m.data)),
-        tiles(static_cast<int32_t>(tiles)),
-        steps(static_cast<int32_t>(steps_of(m.n_in))),
-        stages((steps + kStageSteps - 1) / kStageSteps) {}
-};
 
 // Who does which slices of the inputs of gate and up. Binary logarithms: nothing is divided on the way to the weights.
 struct Slicing {
@@ -292,8 +269,6 @@ __device__ inline float4 sum_of_splits(const float* from, int splits, int64_t st
   }
   return sum;
 }
-
-__device__ inline float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
 
 // The block's tokens as down reads them, to shared memory: bf16(silu(gate) * up). Sums lie at slots[t] * splits * row;
 // gate of output j at gate_at(j) and up at up_at(j), for fours of j; the result goes to place(j).
@@ -564,6 +539,9 @@ void CudaOps::experts(const ExpertsArgs& args) {
                   plan.shared_out});
     return combine(stream_, args, plan, nullptr, 0);
   }
+
+  if (!plan.listed && takes_few_experts(args, static_cast<int64_t>(shared_limit_)))
+    return few_experts(stream_, args, routing, reinterpret_cast<bf16*>(plan.sums), reinterpret_cast<bf16*>(plan.shared_sums));
 
   const DenseShape shared_gate_up(*args.shared_gate_up, 2 * shared_width / kTileRows);
   const DenseShape shared_down(*args.shared_down, tiles_of(args.hidden));

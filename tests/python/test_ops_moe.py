@@ -126,6 +126,29 @@ def test_experts_of_many_rows(backends, n_experts, k, hidden, width, shared_widt
       backends.assert_act(got[some], want, (1e-5 if hidden > 1000 else 3e-6) * (1 + np.abs(want)))
 
 
+@pytest.mark.parametrize("n_experts,k,n", [(12, 8, 2), (12, 8, 4), (9, 4, 8), (3, 2, 8), (40, 8, 3)])
+def test_experts_of_few_rows(backends, n_experts, k, n):
+  """Up to 32 pairs of a row and an expert, and as many with fewer live rows, have the bits that more have. (Of a CPU's kernels there are no such two kinds.)"""
+  if not backends.bf16:
+    pytest.skip("of GPUs alone")
+  rng = np.random.default_rng(n_experts + n)
+  case = Experts(backends, rng, n_experts, 4608, 128, 32, 64)
+  for expert in routings(rng, n, n_experts, k):
+    x, initial = (backends.normal(rng, n, 4608) for _ in range(2))
+    weight = rng.random((n, k)).astype(np.float32)
+    run = lambda backend, weights, rows: (case.run(backend, weights, x[rows], expert[rows], weight[rows], initial[rows]),)
+    (got,) = check_rows_independent(backends, case.upload, run, n, rng)
+    want = case.want(x, expert, weight, initial)
+    backends.assert_act(got, want, 1e-5 * (1 + np.abs(want)))
+    for backend in backends:
+      weights = case.upload(backend)
+      for live in range(n):
+        (few,) = with_spare(backend, lambda: run(backend, weights, np.arange(live)), n - live)
+        assert same_bits(few, np.ascontiguousarray(got[:live])), f"{live} of {n} rows live"
+      (among,) = run(backend, weights, np.tile(np.arange(n), 12))
+      assert same_bits(np.ascontiguousarray(among[:n]), got), "among many"
+
+
 def test_experts_are_added_in_routing_order(backends):
   """Ascending rank, then the shared expert, then what was there. Four experts of equal weights, so that a large pair of
   opposite signs cancels exactly, and swallows whatever was added between or before."""

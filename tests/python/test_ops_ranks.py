@@ -109,10 +109,11 @@ def test_mlp(backends, hidden, width):
       assert same_bits(summed(backend, partial.check(), initial), backend.mlp(x, gate_up, down_id, initial))
 
 
+@pytest.mark.parametrize("hidden", [128, 4608])
 @pytest.mark.parametrize("n", ROWS)
-def test_experts(backends, n):
+def test_experts(backends, n, hidden):
   rng = np.random.default_rng(n)
-  hidden, width, n_experts, k = 128, 64, 6, 3
+  width, n_experts, k = 64, 6, 3
   experts = [[int4_matrix(rng, *shape, 32)[0] for shape in ((width, hidden), (width, hidden), (hidden, width))]
              for _ in range(n_experts)]
   shared = [bf16_matrix(rng, *shape)[0] for shape in ((width, hidden), (width, hidden), (hidden, width))]
