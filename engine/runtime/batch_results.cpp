@@ -101,11 +101,11 @@ void Batch::drop_ended() {
   for (auto& sequence : running_)
     if (sequence->result.finish != Finish::none) ended_.push_back(std::move(sequence));
   std::erase(running_, nullptr);
-  set_state();
-  for (const auto& sequence : ended_) {
+  // Counters, then gauges, then the requests themselves: who sees that nothing runs any more finds all of it counted.
+  for (const auto& sequence : ended_)
     if (!sequence->scores()) figures_.add_finished(sequence->settings(), sequence->result);
-    sequence->request->finish(sequence->result, std::move(sequence->last_text));
-  }
+  set_state();
+  for (const auto& sequence : ended_) sequence->request->finish(sequence->result, std::move(sequence->last_text));
   ended_.clear();
 }
 

@@ -2,8 +2,10 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "model_support.h"
 #include "runtime/batch.h"
@@ -326,6 +328,38 @@ TEST_CASE("a reader that does not read is left out, and slows nobody; its stream
     while (!read(*request, out)) server.step();
     CHECK(out == alone);
   }
+}
+
+TEST_CASE("who sees that nothing runs any more finds every end counted") {
+  Bundled model(2, 8);
+  Server server(model, 128, true, 8, 512);
+  RequestSettings s;
+  s.prompt = {5, 6, 7};
+  std::atomic<int64_t> n_submitted = 0, n_uncounted = 0;
+  std::atomic<bool> over = false;
+  std::thread reader([&] {
+    while (!over) {
+      const int64_t submitted = n_submitted;
+      const StateFigures state = server.figures.state();
+      if (state.running + state.waiting > 0) continue;
+      double ended = 0;
+      for (const Figure& figure : server.figures.read())
+        if (figure.series.starts_with("request_success_total")) ended += figure.value;
+      if (ended < static_cast<double>(submitted)) ++n_uncounted;
+    }
+  });
+  // So many end in one step that the reader looks in the middle of it.
+  for (int round = 0; round < 80; ++round) {
+    std::vector<std::shared_ptr<Request>> requests;
+    for (int i = 0; i < 2000; ++i) requests.push_back(server.submit(s));
+    server.step();
+    n_submitted += 2000;
+    for (const auto& request : requests) request->cancel();
+    server.step();
+  }
+  over = true;
+  reader.join();
+  CHECK(n_uncounted == 0);
 }
 
 TEST_CASE("stop strings end the text where they begin, inside an accepted block and across tokens") {
