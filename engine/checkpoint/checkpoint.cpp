@@ -92,7 +92,8 @@ Checkpoint Checkpoint::open_shard(const std::string& directory, bool draft, cons
   const auto tp = static_cast<int64_t>(out.manifest_->ranks.size());
   if (tp != options.tp)
     fail(Status::unsupported, directory + "/" + kManifestName + ": tp", std::to_string(tp),
-         std::to_string(options.tp) + ", the ranks of this engine; tp " + std::to_string(tp) + " takes these shards");
+         std::to_string(options.tp) + ", the ranks of this engine; start with --tp " + std::to_string(tp) + ", in Python tp=" +
+             std::to_string(tp));
   const ShardManifest::Rank& rank = out.manifest_->ranks[static_cast<size_t>(options.rank)];
   const std::string path = directory + "/" + rank.file;
   if (!file_exists(path))

@@ -5,6 +5,7 @@
 #include "checkpoint/config_limits.h"
 #include "checkpoint/json_fields.h"
 #include "checkpoint/rope_config.h"
+#include "checkpoint/shard_manifest.h"
 
 namespace kdt {
 namespace {
@@ -141,6 +142,7 @@ ModelConfig parse_model_config(const std::string& json, const std::string& gener
 }
 
 ModelConfig load_model_config(const std::string& directory) {
+  demand_no_unfinished_shards(directory);
   const std::string file = directory + "/" + kConfigName, generation_file = directory + "/" + kGenerationConfigName;
   const std::string generation =
       file_exists(generation_file) ? read_text_file(generation_file, kMaxConfigBytes) : std::string();

@@ -116,6 +116,7 @@ DraftConfig parse_draft_config(const std::string& json, const std::string& file)
 }
 
 DraftConfig load_draft_config(const std::string& directory) {
+  demand_no_unfinished_shards(directory);
   const std::string file = directory + "/" + (is_shard_directory(directory) ? kShardDraftConfigName : kConfigName);
   return parse_draft_config(read_text_file(file, kMaxConfigBytes), file);
 }

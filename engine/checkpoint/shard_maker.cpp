@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "base/error.h"
@@ -289,15 +290,20 @@ void ShardMaker::make_int4(size_t tensor, const Piece& piece, std::span<std::byt
 
 namespace {
 
-// Names the first byte in which the two differ.
-void demand_equal(const std::string& file, const ShardTensor& tensor, int64_t piece, std::string_view what,
+std::string hexadecimal(std::byte value) {
+  char text[8];
+  std::snprintf(text, sizeof text, "0x%02x", std::to_integer<unsigned>(value));
+  return text;
+}
+
+// Names the first byte in which the two differ; `begin`: where they begin in `what`.
+void demand_equal(const std::string& file, const ShardTensor& tensor, int64_t begin, const std::string& what,
                   const std::byte* made, const std::byte* expected, size_t bytes) {
   if (std::memcmp(made, expected, bytes) == 0) return;
-  const size_t at = static_cast<size_t>(std::mismatch(made, made + bytes, expected).first - made);
+  const auto at = std::mismatch(made, made + bytes, expected).first - made;
   fail(Status::bad_file, file + ": " + tensor.name,
-       "byte " + std::to_string(std::to_integer<int>(made[at])) + " at " + std::to_string(at) + " of " +
-           std::string(what) + " " + std::to_string(piece),
-       std::to_string(std::to_integer<int>(expected[at])) + ", as the checkpoint says");
+       "byte " + hexadecimal(made[at]) + " at " + std::to_string(begin + at) + " of " + what,
+       hexadecimal(expected[at]) + ", as the checkpoint says");
 }
 
 }  // namespace
@@ -315,8 +321,10 @@ void ShardMaker::compare_copy(size_t tensor, int64_t piece, std::span<const std:
   std::vector<std::byte*> expected;
   for (size_t rank = 0; rank < made.size(); ++rank) expected.push_back(data + static_cast<int64_t>(rank) * bytes);
   make_copy(tensor, piece_at(tensor, piece), expected);
+  int64_t begin = 0;
+  for (int64_t before = 0; before < piece; ++before) begin += piece_bytes(tensor, before);
   for (size_t rank = 0; rank < made.size(); ++rank)
-    demand_equal(rank_file_name(static_cast<int64_t>(rank), partition_.tp), partition_.tensors[tensor], piece, "piece",
+    demand_equal(rank_file_name(static_cast<int64_t>(rank), partition_.tp), partition_.tensors[tensor], begin, "the tensor",
                  made[rank], expected[rank], static_cast<size_t>(bytes));
 }
 
@@ -337,7 +345,7 @@ void ShardMaker::compare_int4(size_t tensor, const Piece& piece, std::span<const
     const auto expected = rank_rows(shard, partition_.tp, static_cast<int64_t>(rank), data);
     const std::string file = rank_file_name(static_cast<int64_t>(rank), partition_.tp);
     for (size_t i = 0; i < rows.size(); ++i)
-      demand_equal(file, shard, piece.begin, "a row of expert", rows[i], expected[i], row);
+      demand_equal(file, shard, 0, "row " + std::to_string(i) + " of expert " + std::to_string(piece.begin), rows[i], expected[i], row);
   }
 }
 

@@ -13,6 +13,7 @@
 namespace kdt {
 namespace {
 
+constexpr const char* kShardJournalName = "sharding.journal";   // of tools/shard_weights.py, until it is done
 constexpr size_t kMaxManifestBytes = 100'000'000;
 constexpr size_t kMaxTextBytes = 100'000'000;
 
@@ -41,6 +42,12 @@ ShardManifest::Rank parse_rank(const Fields& fields, int64_t rank, int64_t tp) {
 }  // namespace
 
 bool is_shard_directory(const std::string& directory) { return file_exists(directory + "/" + kManifestName); }
+
+void demand_no_unfinished_shards(const std::string& directory) {
+  if (!is_shard_directory(directory) && file_exists(directory + "/" + kShardJournalName))
+    fail(Status::io, directory, "unfinished shards",
+         "finished ones: tools/shard_weights.py with the same arguments as before goes on with them");
+}
 
 ShardManifest parse_shard_manifest(const std::string& json, const std::string& file) {
   const auto document = parse_json_object(json, file);

@@ -27,6 +27,8 @@ struct ShardManifest {
 };
 
 bool is_shard_directory(const std::string& directory);
+// Error(io) where tools/shard_weights.py has begun and not ended.
+void demand_no_unfinished_shards(const std::string& directory);
 // Error(bad_file, or unsupported for another version or layout) naming the field.
 ShardManifest parse_shard_manifest(const std::string& json, const std::string& file);
 // Reads it, and compares the files it lists with their sizes and checksums.

@@ -224,6 +224,13 @@ def test_shards_of_more_ranks_than_this_engine_runs(tmp_path):
   demand_error(generate(tmp_path / "out", None), "manifest.json: tp: 2: expected 1")
 
 
+def test_unfinished_shards_say_how_to_go_on(shards, tmp_path):
+  out = pathlib.Path(shutil.copytree(shards, tmp_path / "out", ignore=shutil.ignore_patterns(MANIFEST, "*config.json")))
+  (out / "sharding.journal").touch()
+  demand_error(generate(out, None), f"{out}: unfinished shards: expected finished ones: tools/shard_weights.py")
+  demand_error(generate(MODEL, out), f"{out}: unfinished shards")
+
+
 def test_shards_are_no_checkpoint_to_shard(shards, tmp_path):
   demand_refusal(tool(SHARD, shards, tmp_path / "again", "--tp", "1"), "shards: expected a checkpoint")
 

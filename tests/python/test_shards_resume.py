@@ -103,7 +103,9 @@ def test_finished_tensors_are_not_made_again_and_a_cut_line_is_none(tmp_path, wh
   found = contents(out)
   assert found[rank_name(0, 4)] != whole[0][rank_name(0, 4)]
   assert found[rank_name(1, 4)] == whole[0][rank_name(1, 4)]
-  demand_refusal(tool(SHARD, MODEL, out, *ARGUMENTS, "--verify"), rank_name(0, 4))
+  done = tool(SHARD, MODEL, out, *ARGUMENTS, "--verify")
+  demand_refusal(done, rank_name(0, 4))
+  assert "byte 0x" in done.stderr and " of the file); --overwrite makes all shards anew" in done.stderr
 
 
 def test_after_a_restart_of_the_machine_nothing_is_believed_unread(tmp_path, whole):

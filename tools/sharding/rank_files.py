@@ -138,6 +138,10 @@ class RankFiles:
         raise ShardError(f"{path}: {error.strerror}: expected {len(view)} bytes to be written at {at}") from error
       view, at = view[n:], at + n
 
+  def place(self, offset: int) -> int:
+    """In the file of rank 0, and of the others unless their headers differ in length, of what lies at `offset` of the data."""
+    return len(self._headers[0]) + offset
+
   def read(self, rank: int, into: memoryview, offset: int) -> None:
     at = len(self._headers[rank]) + offset
     view = into

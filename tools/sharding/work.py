@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
+from pyclient import BadCheckpoint
 from tqdm import tqdm
 
 from .library import Checksum, Pieces, Sharding
@@ -88,7 +89,12 @@ class Work:
 
   def _compare_piece(self, tensor: int, piece: int, pieces: Pieces, offset: int, checksums: list[Checksum]) -> int:
     n_bytes = self._read_piece(tensor, piece, pieces, offset, checksums)
-    self._sharding.compare(tensor, piece, pieces, n_bytes)
+    try:
+      self._sharding.compare(tensor, piece, pieces, n_bytes)
+    except BadCheckpoint as error:
+      begin = self._files.place(offset)
+      raise ShardError(f"{error} (among bytes {begin} to {begin + n_bytes - 1} of the file); --overwrite makes all shards "
+                       "anew") from None
     return n_bytes
 
   def _each_piece(self, tensor: int, bar: tqdm, do: Callable[[int, int, Pieces, int, list[Checksum]], int]) -> list[str]:
