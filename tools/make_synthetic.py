@@ -2,18 +2,22 @@
 """Write a checkpoint of Kimi's architecture with random weights: names, shapes, dtypes and files as the published one's.
 
     make_synthetic.py OUT --config kimi-k2.6 --layers 2                # full width, 15.5 GB
-    make_synthetic.py OUT --config kimi-k2.6 --layers 2 --set hidden_size=512 --set n_routed_experts=16 …
+    make_synthetic.py OUT --config kimi-k2.6 --layers 2 --no-vision --set vocab_size=2048 --set hidden_size=512 \\
+      --set intermediate_size=1024 --set moe_intermediate_size=256 --set n_routed_experts=16 \\
+      --set num_attention_heads=8 --set num_key_value_heads=8        # 32 MB, runs anywhere
     make_synthetic.py OUT --config kimi-k2.6 --layers 2 --draft DRAFT  # and a drafter that fits it
 
 --config takes a preset (a folder of models/presets) or a config.json; --set changes a field of it, by dots from the top or,
 without a dot, of the text model. Weights are scaled so that activations keep their size from layer to layer, INT4 values
 use -7 to 7 as quantisation-aware training does. Equal seeds give equal bytes. The tokenizer's files are copied from
---tokenizer. Exit codes: 0 ok, 1 the input or the run failed, 2 usage, 130 interrupted.
+--tokenizer; the bundled one has 2048 tokens and no text for ids beyond: with vocab_size=2048 all output can be printed.
+Exit codes: 0 ok, 1 the input or the run failed, 2 usage, 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import hashlib
 import json
 import math
@@ -147,7 +151,8 @@ def change(config: dict[str, Any], assignment: str) -> None:
       raise SyntheticError(f"--set: {key}: no {step} in the config: expected a path that exists")
     place = place[step]
   if last not in place:
-    raise SyntheticError(f"--set: {key}: no such field: expected one of the config's")
+    near = difflib.get_close_matches(last, sorted(place), n=1)
+    raise SyntheticError(f"--set: {key}: no such field: expected {f'perhaps {near[0]}' if near else 'one of the config'}")
   place[last] = value
 
 

@@ -163,6 +163,7 @@ def test_wide_tiles_that_a_rank_cannot_have(narrow, tmp_path):
   (["--config", "kimi-k9"], "--config: kimi-k9: expected one of kimi-k2.6"),
   (["--set", "hidden_size"], "--set: hidden_size: expected KEY=VALUE"),
   (["--set", "no_such=1"], "--set: no_such: no such field"),
+  (["--set", "hidden_sise=3"], "--set: hidden_sise: no such field: expected perhaps hidden_size"),
   (["--set", "vision.x=1"], "--set: vision.x: no vision in the config"),
   (["--set", "hidden_size=\"x\""], "expected"),
   (["--set", "num_hidden_layers=\"x\""], "--layers: "),
