@@ -56,6 +56,30 @@ std::string joined(const std::vector<std::string>& items, const char* separator)
   return out;
 }
 
+// Broken at spaces, so that help fits a terminal of 80 columns beside the names.
+constexpr size_t kWidth = 46;
+
+std::string wrapped(const std::string& text) {
+  std::string out;
+  size_t line = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    const bool fits = line + 1 + end - begin <= kWidth;
+    if (line > 0) out += fits ? ' ' : '\n';
+    line = line > 0 && fits ? line + 1 + end - begin : end - begin;
+    out.append(text, begin, end - begin);
+    begin = end + 1;
+  }
+  return out;
+}
+
+// In the last line where there is room, else in one of its own: never broken.
+std::string with_variable(const std::string& text, const std::string& variable) {
+  const std::string part = "[env: " + variable + "]";
+  const size_t last = text.size() - (text.rfind('\n') + 1);   // npos + 1: 0
+  return text + (last + 1 + part.size() <= kWidth ? ' ' : '\n') + part;
+}
+
 // The flags of a command, without their dashes.
 std::vector<std::string> flag_names(const CLI::App& command) {
   std::vector<std::string> names;
@@ -198,7 +222,7 @@ CLI::Option* Flags::declare(const std::string& name, const ValueForm& form, cons
   };
   return command_
       .add_option(name, CLI::callback_t(read),
-                  description + "\n[default: " + default_text + "] [env: " + variable + "]")
+                  wrapped(description) + "\n" + with_variable(wrapped("[default: " + default_text + "]"), variable))
       ->option_text(form.label)
       ->type_name(form.expected)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)

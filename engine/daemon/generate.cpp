@@ -169,11 +169,11 @@ nlohmann::ordered_json to_json(const GenerateCommand& command, const Generation&
   return out;
 }
 
-std::string summary(const Generation& generation) {
+std::string summary(const Generation& generation, bool sampled) {
   const kdt_result& result = generation.result;
   return counted(static_cast<int64_t>(generation.ids.size()), "token") + ", " + fixed(result.tokens_per_second, 1) + " tokens/s, " +
-         fixed(result.tokens_per_round, 2) + " tokens/round, " + kdt_finish_name(result.finish_reason) + ", seed " +
-         std::to_string(result.seed);
+         fixed(result.tokens_per_round, 2) + " tokens/round, " + kdt_finish_name(result.finish_reason) +
+         (sampled ? ", seed " + std::to_string(result.seed) : "");
 }
 
 int GenerateCommand::run() {
@@ -209,7 +209,7 @@ int GenerateCommand::run() {
     if (stdout_is_terminal() && is_open_line) write_stdout("\n");
     // In a file or pipe of both the summary has a line of its own, too; standard output stays the text alone.
     const bool glued = is_open_line && !stdout_is_terminal() && stderr_is_stdout();
-    std::cerr << (glued ? "\n" : "") << summary(generation) << std::endl;
+    std::cerr << (glued ? "\n" : "") << summary(generation, sampling.temperature > 0) << std::endl;
   }
   if (generation.result.finish_reason == KDT_FINISH_ERROR) throw Failure(kExitFailed, generation.error);
   return interrupted() && generation.result.finish_reason == KDT_FINISH_CANCELLED ? kExitInterrupted : kExitOk;

@@ -86,7 +86,7 @@ int print_devices(bool json) {
     table.add({d["index"].dump(), d["name"].get<std::string>(), d["compute_capability"].get<std::string>(),
                byte_count(d["memory_bytes"].get<double>()), byte_count(d["free_bytes"].get<double>()),
                d["usable"].get<bool>() ? "yes" : "no: " + d["reason"].get<std::string>()});
-  write_stdout(found["devices"].empty() ? "no CUDA device: " + cell("", found["error"]) + "\n" : table.render(3));
+  write_stdout(found["devices"].empty() ? "no CUDA devices\n" + cell("", found["error"]) + "\n" : table.render(3));
   return kExitOk;
 }
 

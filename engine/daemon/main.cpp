@@ -51,7 +51,7 @@ int run(const std::vector<std::string>& arguments) {
   app.set_version_flag("--version", std::string("kdtree-run ") + kdt_version(), "Print the version and exit");
   app.require_subcommand(0, 1);
   app.footer("Without a command the bundled model is served on http://127.0.0.1:8000.\n"
-             "Every flag has an environment variable of the same meaning; the command line wins.\n"
+             "Every flag has an environment variable of the same meaning; the flag wins.\n"
              "Exit codes: 0 ok, 1 the input or the run failed, 2 usage, 130 interrupted.");
   const std::vector<Command> commands = {add_serve(app), add_generate(app),      add_info(app),    add_plan(app),
                                          add_bench(app), add_bench_streams(app), add_selftest(app)};

@@ -105,8 +105,12 @@ std::string memory_table(const Json& plan) {
 }
 
 std::string verdict(const Json& plan) {
-  if (plan["fits"].get<bool>()) return "It fits.";
   const Json& kv = plan["kv"];
+  if (plan["fits"].get<bool>()) {
+    const auto tokens = kv["tokens"].get<int64_t>(), context = plan["streams"].back()["context"].get<int64_t>();
+    if (tokens >= context) return "It fits.";
+    return "It fits, with streams of at most " + std::to_string(tokens) + " of the model's " + std::to_string(context) + " tokens.";
+  }
   const double free = kv["free_bytes"].get<double>();
   const std::string taken = bytes_cell(plan["weights"]["bytes"]) + " of weights and " + bytes_cell(plan["reserve_bytes"]) +
                             " reserved ";

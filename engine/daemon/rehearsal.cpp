@@ -69,6 +69,11 @@ std::string emulated(const Json& r) {
          fixed(r["link_gbps"].get<double>(), 0) + " GB/s";
 }
 
+// The CPU backend takes address space, of which the machine's free memory says nothing.
+std::string buffers(const Json& memory) {
+  return memory["buffer_bytes"] == 0 ? "" : ", buffers " + bytes(memory["buffer_bytes"]);
+}
+
 std::string heading(const Json& r) {
   const Json& memory = r["memory"];
   std::string text = r["config"].get<std::string>() + ", rank " + r["rank"].dump() + " of " + r["tp"].dump() + ", " +
@@ -77,8 +82,7 @@ std::string heading(const Json& r) {
                      (r["routing"] == "router" ? "as the router chooses" : "drawn") + "\n";
   text += r["backend"].get<std::string>() + " " + r["instruction_set"].get<std::string>() + ", reads " +
           fixed(r["read_bandwidth"].get<double>() * 1e-9, 0) + " GB/s; weights " + bytes(memory["weight_bytes"]) + ", " +
-          memory["pages"].dump() + " pages " + bytes(memory["page_bytes"]) + ", buffers " + bytes(memory["buffer_bytes"]) + ", free " +
-          bytes(memory["free_bytes"]) + "\n";
+          memory["pages"].dump() + " pages " + bytes(memory["page_bytes"]) + buffers(memory) + ", free " + bytes(memory["free_bytes"]) + "\n";
   return text + "loaded in " + fixed(r["load_seconds"].get<double>(), 1) + " s, all of it " + fixed(r["seconds"].get<double>(), 1) +
          " s; medians of " + r["replays"].dump() + "\n";
 }
@@ -185,7 +189,7 @@ void RehearsalFlags::declare(Flags& flags) {
   toggle("--quick", quick, "Shorter lists where none is given");
   toggle("--routed", routed, "Experts are the router's own choice, not drawn");
   value("--replays", integer_form(replays, 1, 1000), "9", "Replays of each measurement, whose median counts");
-  value("--limit", number_form(seconds, 0, 1e6), "0, none", "Seconds, loading included, after which no measurement begins");
+  value("--limit", number_form(seconds, 0, 1e6), "0, none", "Seconds after loading from which no measurement begins");
 }
 
 void RehearsalFlags::check_unused(const Flags& flags) const {
@@ -267,6 +271,7 @@ int RehearsalFlags::run(const Flags& flags, const EngineFlags& engine, bool json
   }
   const Json report = Json::parse(text);
   write_stdout(json ? report.dump(2, ' ', false, Json::error_handler_t::replace) + "\n" : text_of(report));
+  if (report["steps"].empty()) fail_run(flags.source("--limit"), "nothing was measured", "more seconds");   // they come first
   return kExitOk;
 }
 

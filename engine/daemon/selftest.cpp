@@ -230,9 +230,11 @@ int SelfTestCommand::run() const {
                                         : "selftest: FAILED: this build is not lossless here; please report it\n";
     const auto left_out = report["prompts_left_out"].get<int64_t>();
     const std::string note = left_out == 0 ? "" : "after " + fixed(kMostSeconds, 0) + " s there was no time for " + counted(left_out, "more prompt") + "\n";
-    write_stdout(test.table().render(1) + note + "\nplain decoding: " + number("plain_tokens_per_second", 0) +
+    const std::string together = counted(2 * report["prompts"].get<int64_t>(), "request") + " at once, prompts included, " +
+                                 (engine.has_drafter() ? "chain, trees and auto by turns: " : "plain: ");
+    write_stdout(test.table().render(1) + note + "\nplain decoding, one request at a time: " + number("plain_tokens_per_second", 0) +
                  " tokens/s, reading " + number("plain_read_gb_per_second", 2) +
-                 " GB/s of weights (estimate); all at once: " + number("together_tokens_per_second", 0) +
+                 " GB/s of weights (estimate)\n" + together + number("together_tokens_per_second", 0) +
                  " tokens/s\n" + verdict);
   }
   return test.passed() ? kExitOk : kExitFailed;

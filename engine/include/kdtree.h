@@ -375,7 +375,7 @@ typedef struct kdt_rehearsal_options {
   int32_t layers;           /* only the model's first so many; 0 (default): all */
   int32_t replays;          /* of each measurement, whose median counts: 1 to 1000, default 9 */
   int32_t routed;           /* 1: experts are the router's choice; 0 (default): drawn, anew for every replay */
-  double seconds;           /* no measurement begins after so many; 0 (default): no limit */
+  double seconds;           /* after loading: no measurement begins after so many; 0 (default): no limit */
   const int32_t *nodes, *prefixes, *streams;   /* steps are measured for every combination of these: nodes of each stream, 1 to 1024, */
                             /*   tokens before them, at least 1, and streams, 1 to 64 */
   const double *overlaps;   /* parts of a node's experts that are its parent's, 0 to 1: those after the first for the first cell alone */

@@ -74,7 +74,7 @@ class Rehearsal {
   void load();
   bool in_time() {
     if (plan_.progress) ++plan_.progress->done;
-    const bool yes = plan_.seconds == 0 || seconds_since(start_) < plan_.seconds;
+    const bool yes = plan_.seconds == 0 || seconds_since(loaded_) < plan_.seconds;
     if (!yes) ++report_.left_out;
     return yes;
   }
@@ -93,6 +93,7 @@ class Rehearsal {
   ModelConfig model_;                    // of all ranks, with the layers that are wanted
   std::optional<DraftConfig> draft_;
   const Clock::time_point start_ = Clock::now();
+  Clock::time_point loaded_;
   RehearsalReport report_;
   std::unique_ptr<RehearsalOps> ops_;
   std::unique_ptr<Kimi> target_;
@@ -345,6 +346,7 @@ RehearsalReport Rehearsal::run() {
   check_memory();
   report_.read_bandwidth = ops_->read_bandwidth();
   load();
+  loaded_ = Clock::now();
   if (plan_.progress) plan_.progress->total = measurements(plan_);
   const int64_t prefix = plan_.prefixes.front(), streams = plan_.streams.front();
   for (const int64_t n : plan_.streams)

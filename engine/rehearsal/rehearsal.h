@@ -35,7 +35,7 @@ struct RehearsalPlan {
   std::vector<int64_t> prompts, chunks;   // prefill: of prompts of so many tokens, in chunks of so many
   std::optional<Collectives> collectives;   // none: sums over ranks take what they take alone
   int64_t replays = 9;
-  double seconds = 0;                // no measurement begins after so many, loading included; 0: no limit
+  double seconds = 0;                // after loading: no measurement begins after so many; 0: no limit
   LoadProgress* progress = nullptr;  // of measurements
 };
 

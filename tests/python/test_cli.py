@@ -53,7 +53,8 @@ def test_help_gives_every_flag_a_default_and_a_variable(command):
   assert names[0] == "-h,--help" and "--model" in names and "--json" in names
   for name, text in zip(names[1:], flags[1:]):
     variable = "KDTREE_" + name.removeprefix("--").replace("-", "_").upper()
-    assert re.search(r"\[default: [^\]]+\] \[env: " + variable + r"\]", text), text
+    assert re.search(r"\[default: [^\]]+\]\s+\[env: " + variable + r"\]", text), text
+    assert all(len(line) <= 80 for line in text.splitlines()[1:]), text
 
 
 def test_root_help_and_version():
@@ -200,8 +201,10 @@ def test_text_is_what_json_has_and_a_summary_follows():
   done = run("generate", "--prompt", PROMPT, "--max-tokens", 12)
   result = generate("--prompt", PROMPT, "--max-tokens", 12)
   assert done.returncode == 0 and done.stdout.decode() == result["text"]
-  assert re.fullmatch(r"\d+ tokens, [\d.]+ tokens/s, [\d.]+ tokens/round, (stop|length), seed \d+\n",
+  assert re.fullmatch(r"\d+ tokens, [\d.]+ tokens/s, [\d.]+ tokens/round, (stop|length)\n",
                       done.stderr.decode())
+  sampled = run("generate", "--prompt", PROMPT, "--max-tokens", 1, "--temperature", "1", "--seed", 5)
+  assert sampled.stderr.endswith(b", seed 5\n")
 
 
 def test_the_summary_has_its_own_line_in_a_file_of_both(tmp_path):

@@ -137,8 +137,11 @@ def test_tables_and_a_limit():
   done = kdtree_run("bench", "--synthetic", "--backend", "cpu", "--model", str(MODEL), "--layers", "2", *SMALL)
   text = done.stdout.decode()
   assert done.returncode == 0 and "x floor" in text and "2 layers, made-up weights" in text and "no time" not in text
-  found = rehearse("--model", MODEL, "--layers", 2, *SMALL, "--limit", "0.000001")
+  done = kdtree_run("bench", "--synthetic", "--backend", "cpu", "--model", str(MODEL), "--layers", "2", *SMALL, "--json",
+                    "--prompt-tokens", "none", "--limit", "0.000000001")
+  found = json.loads(done.stdout)
   assert found["steps"] == [] and found["left_out"] == 12
+  assert done.returncode == 1 and b"error: --limit: nothing was measured: expected more seconds" in done.stderr
 
 
 @pytest.mark.parametrize("arguments, code, words", [

@@ -51,6 +51,15 @@ def test_one_is_singular():
   text = kdtree_run("plan", "--model", MODEL, "--tp", "1", "--gpu-memory", "5").stdout.decode()
   assert "one of 1 rank " in text and "It fits." in text
 
+
+def test_a_stream_of_the_whole_context_may_not_fit():
+  arguments = ["--preset", "kimi-k2.6", "--tp", "8", "--gpu-memory", "80GiB"]
+  tokens = plan(*arguments)["kv"]["tokens"]
+  text = kdtree_run("plan", *arguments).stdout.decode()
+  assert 0 < tokens < 262144
+  assert f"It fits, with streams of at most {tokens} of the model's 262144 tokens." in text
+
+
 @pytest.mark.parametrize("tp", [1, 8])
 def test_shards_are_as_large_as_planned(tmp_path, tp):
   shard(MODEL, tmp_path / "out", "--tp", str(tp), "--draft", DRAFT)
