@@ -66,10 +66,11 @@ std::string ms_cell(const Json& ms) { return fixed(ms.get<double>(), 3); }
 std::string cost_table(const Json& info) {
   const Json &rounds = info["round_costs"], &drafts = info["draft_ms_by_depth"];
   if (rounds.empty()) return "";
-  Table table({"rows verified", "ms", "depths drafted", "ms"});
+  Table table({"rows verified", "ms", "", "depths drafted", "ms"});
   for (size_t i = 0; i < std::max(rounds.size(), drafts.size()); ++i) {
     const bool verifies = i < rounds.size(), drafted = i < drafts.size();
     table.add({verifies ? rounds[i]["rows"].dump() : "", verifies ? ms_cell(rounds[i]["verify_ms"]) : "",
+               verifies && rounds[i]["estimated"].get<bool>() ? "est." : "",
                drafted ? std::to_string(i + 1) : "", drafted ? ms_cell(drafts[i]) : ""});
   }
   return "\n" + table.render(0);

@@ -61,6 +61,7 @@ void RoundCosts::measure(Round& round, Stream& stream, double limit) {
   // than a larger one.
   const auto& sizes = spec::CostTable::kRows;
   for (size_t i = 0; i < sizes.size(); ++i) {
+    guessed_[i] = seconds[i] == 0;
     if (seconds[i] == 0 && i == 1) seconds[i] = seconds[0];
     if (seconds[i] == 0)
       seconds[i] = seconds[i - 1] + std::max(0.0, seconds[i - 1] - seconds[i - 2]) * static_cast<double>(sizes[i] - sizes[i - 1]) /

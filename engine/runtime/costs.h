@@ -34,6 +34,7 @@ class RoundCosts {
   void measure(Round& round, Stream& stream, double limit);
   bool measured() const { return !draft_.empty(); }
   const spec::CostTable& verify() const { return verify_; }
+  bool guessed(size_t size) const { return guessed_[size]; }   // of CostTable::kRows, at the start
   double draft(int64_t depths, int64_t n_streams) const;   // seconds of draft and build
   // Whether a draft that is less deep takes less time.
   bool depth_counts() const { return draft_.back() > kSameDraft * draft_[1]; }
@@ -69,6 +70,7 @@ class RoundCosts {
   Times run(Round& round, const Stream& stream, int64_t n_streams, int64_t tree_nodes, int64_t room, bool record);
 
   spec::CostTable verify_;
+  std::array<bool, spec::CostTable::kEntries> guessed_{};
   double unrecorded_ = 0;
   double padding_ = 0;                  // what a row that a pass has room for costs, in live rows
   std::vector<double> draft_;           // of one stream by depths, [0] unused

@@ -57,7 +57,8 @@ std::string Engine::describe(double load_seconds, double measure_seconds) const 
   Json costs = Json::array();
   if (costs_.measured())
     for (size_t i = 0; i < spec::CostTable::kRows.size(); ++i)
-      costs.push_back({{"rows", spec::CostTable::kRows[i]}, {"verify_ms", costs_.verify().seconds()[i] * 1e3}});
+      costs.push_back({{"rows", spec::CostTable::kRows[i]}, {"verify_ms", costs_.verify().seconds()[i] * 1e3},
+                       {"estimated", costs_.guessed(i)}});
   Json draft_ms = Json::array();
   for (int64_t depths = 1; costs_.measured() && depths <= rank_->round().max_depths(); ++depths)
     draft_ms.push_back(costs_.draft(depths, 1) * 1e3);
