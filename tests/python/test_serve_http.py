@@ -375,4 +375,4 @@ def test_help_gives_every_flag_a_default_and_a_variable():
   assert len(flags) > 20
   for flag in flags:
     variable = "KDTREE_" + flag.split()[0].removeprefix("--").replace("-", "_").upper()
-    assert re.search(r"\[default: [^\]]+\] \[env: " + variable + r"\]", flag), flag
+    assert re.search(r"\[default: [^\]]+\]\s+\[env: " + variable + r"\]", flag), flag
